@@ -20,7 +20,7 @@ from fedstill.attacks.attack import ATTACKS
 from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import Registrable
 from fedstill.data.config import DATA
-from fedstill.data.splits import SPLITS
+from fedstill.data.partitioners import SPLITS
 from fedstill.federation import offline_files
 from fedstill.models import MODELS
 from fedstill.node import audit_database

@@ -102,7 +102,7 @@ def _registries() -> tuple[dict[str, str], dict[str, Registry[Any]]]:
     """Return all methods with title and paper (or their import error), and the registries of other kinds."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.data.config import DATA
-    from fedstill.data.splits import SPLITS
+    from fedstill.data.partitioners import SPLITS
     from fedstill.models import MODELS
     from fedstill.privacy.config import MECHANISMS
     from fedstill.protocol.method import METHODS

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from fedstill.core.config_tables import read_received_dataclass
 from fedstill.core.errors import RunFolderError
 from fedstill.core.run_writer import RESAMPLES_FILE, read_result
-from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.core.text_format import finite_number_at_keys
 from fedstill.node.audit_entries import RELEASES
 from fedstill.node.audit_log import FILE, AuditLog
@@ -120,7 +120,7 @@ class DataInfo:
     test: int | None = None
     test_cases: int | None = None  # number of units that test examples belong to, such as patients
     case: str = "case"
-    schema: Schema = NO_SCHEMA
+    schema: TableSchema = NO_SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from fedstill.compare.comparison import read_comparison
 from fedstill.core.registry import add_search_folders
 from fedstill.report import write_report
 from fedstill.report.records import RunFiles
-from tests.experiments.packs import PRESETS
+from tests.support.packs import PRESETS
 
 BASE = """
 [base]

@@ -22,10 +22,9 @@ from fedstill.report.records import MAIN, Record, Result
 from fedstill.report.tables import format_difference, format_record
 from fedstill.runs.spec import PaperMetric
 from fedstill.tasks.classification import ClassificationConfig
-from tests.report.test_report_compare import printed as print_comparison
-from tests.report.test_report_compare import records
-from tests.report.test_report_page import Page, a_folder, a_result, measured, read
-from tests.report.test_report_table import printed
+from tests.support.comparison_files import printed as print_comparison
+from tests.support.comparison_files import records
+from tests.support.result_files import Page, a_folder, a_result, measured, printed, read
 
 FIGURES = [
     {"key": "dice", "title": "Dice", "unit": "%", "digits": 1, "better": "higher"},

@@ -13,9 +13,8 @@ from fedstill.report import write_report
 from fedstill.report.records import Result, model_rows
 from fedstill.runs.run import run
 from fedstill.runs.spec import from_dict
-from tests.audited import entries
-from tests.report.test_report_page import Page, a_folder, a_result, read
-from tests.report.test_report_pictures import FOUND, TRUTH, a_case
+from tests.support.audit_logs import entries
+from tests.support.result_files import FOUND, TRUTH, Page, a_case, a_folder, a_result, read
 
 
 def of_sites() -> dict[str, Any]:

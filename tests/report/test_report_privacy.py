@@ -12,9 +12,8 @@ import pytest
 from fedstill.core.errors import RunFolderError
 from fedstill.report.privacy_section import describe_privacy, image_notes, max_guess_accuracy
 from fedstill.report.records import AuditTotals, Result
-from tests import audited
-from tests.report.test_report_page import Page, a_folder, a_result, an_audit, only_result, page_of, read
-from tests.report.test_report_table import printed
+from tests.support import audit_logs
+from tests.support.result_files import Page, a_folder, a_result, an_audit, only_result, page_of, printed, read
 
 UNIT = "one training record of this node, added or removed"
 COUNTS = "counts of count_labels: Laplace noise of scale 10 on each count"
@@ -71,7 +70,7 @@ def folder_of(folder: Path, result: dict[str, Any]) -> Page:
             line = {**line, **entry}
         first.add(line["node"])
         lines.append(line)
-    audited.write(folder, lines)
+    audit_logs.write(folder, lines)
     return read(folder)
 
 
@@ -214,7 +213,7 @@ def test_charges_are_read_from_audit_log(tmp_path: Path) -> None:
         {"node": "north", "mechanism": "pate"},
         {"node": "north", "part": "refused", "rule": "a rule"},
     ]
-    audited.write(tmp_path, lines)
+    audit_logs.write(tmp_path, lines)
     totals = AuditTotals.read(tmp_path / "audit.sqlite")
     assert totals is not None
     assert totals.nodes["north"].charges == {"laplace(10.0)": 1, "gaussian(2.0)": 7}
