@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fedstill.cli.main import main
+from fedstill.compare.comparison_runner import read_not_run
 from fedstill.core.errors import RunFolderError
 from fedstill.core.text_format import json_text
 from fedstill.report.comparison_records import record_name
@@ -126,3 +127,10 @@ def test_value_of_wrong_shape_is_one_line(
     assert message.count("\n") == 1
     assert "result.json: " in message
     assert key in message
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"fedavg-seed0": 3}'])
+def test_damaged_reasons_of_a_comparison_are_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "not_run.json").write_text(content, encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"not_run\.json[^\n]*$"):
+        read_not_run(tmp_path)
