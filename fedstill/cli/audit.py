@@ -50,7 +50,7 @@ class _LogFile:
 
 
 def _find_log(path: Path) -> _LogFile:
-    from fedstill.node import audit_log_inspection, owner_folder
+    from fedstill.node import folder_log, owner_folder
     from fedstill.node.audit_log import FILE
 
     folder = path if path.is_dir() else path.parent
@@ -58,12 +58,12 @@ def _find_log(path: Path) -> _LogFile:
     if (folder / owner_folder.FILE).is_file():
         file = owner_folder.read_node_file(folder)
         mine = file.privacy.unit(file.data.group)
-        log = _LogFile(audit_log_inspection.audit_path(file, folder), folder, file.privacy, mine)
+        log = _LogFile(folder_log.audit_path(file, folder), folder, file.privacy, mine)
     elif path.is_dir() and not log.file.is_file():
         raise FedstillError(f"{path} is no node's folder, and a run's folder holds its audit log as {FILE}")
     if not path.is_dir() and log.file.resolve() != path.resolve():
         log = _LogFile(path)
-    if not log.file.exists() and audit_log_inspection.missing_log_fault(log.file, log.folder) is None:
+    if not log.file.exists() and folder_log.missing_log_fault(log.file, log.folder) is None:
         if log.folder is None:
             raise FedstillError(f"file not found: {log.file} (expected an audit log, or a folder with one)")
         raise FedstillError(f"no audit log: {log.file} does not exist, as nothing was released yet")
@@ -72,10 +72,10 @@ def _find_log(path: Path) -> _LogFile:
 
 @contextmanager
 def _open_log(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
-    from fedstill.node import audit_log_inspection
+    from fedstill.node import folder_log
     from fedstill.node.audit_log import AuditLog
 
-    lost = audit_log_inspection.missing_log_fault(log.file, log.folder)
+    lost = folder_log.missing_log_fault(log.file, log.folder)
     if lost is not None and not write:
         raise FedstillError(f"{log.file} {lost}: put it back, or `fedstill audit accept` starts a new one")
     if lost is None and not log.file.with_name(f"{log.file.name}.head").exists():
@@ -198,10 +198,10 @@ def accept(path: LogPath, /, *, because: str) -> None:
     Args:
         because: reason, kept in the log
     """
-    from fedstill.node import audit_log_inspection
+    from fedstill.node import folder_log
 
     log = _find_log(path)
-    lost = audit_log_inspection.missing_log_fault(log.file, log.folder)
+    lost = folder_log.missing_log_fault(log.file, log.folder)
     with _open_log(log, write=True) as audit:
         before = max((entry["entry"] for entry in audit.entries()), default=0)
         trouble = audit.fault or lost
@@ -401,7 +401,7 @@ def totals(
     left of the owner's budget, at the budget's own delta (None: there is no budget, or it is not known).
     """
     from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, RELEASES
-    from fedstill.node.spent_budget import compute_spent_budget
+    from fedstill.node.overview import compute_spent_budget
 
     accountant: Accountant = "pld" if privacy is None else privacy.accountant
     gone = Counter((entry["payer"], entry["run"]) for entry in entries if entry["part"] in RELEASES)

@@ -18,7 +18,7 @@ from fedstill.core.hashing import group_digits
 from fedstill.core.text_format import to_printable_line
 
 if TYPE_CHECKING:
-    from fedstill.node.requests import ApprovalRequests
+    from fedstill.node.approvals import ApprovalRequests
 
 
 LAST = 50  # lines of the log that are shown
@@ -85,9 +85,9 @@ def start(folder: NodeFolder, /) -> None:
     example: fedstill node start clinic
     """
     from fedstill.federation import flare_site
-    from fedstill.node import owner_folder
+    from fedstill.node import folder_check
 
-    found = owner_folder.check_folder(folder, quick=True)
+    found = folder_check.check_folder(folder, quick=True)
     if found.file is None or found.faults:
         leave_faulty(folder, found.faults)
     if not found.file.online:
@@ -138,8 +138,7 @@ def requests(folder: NodeFolder, sha256: Sha256 | None = None, /, *, as_json: As
     Args:
         sha256: print the canonical description of this run, to the byte; HASH is its SHA-256
     """
-    from fedstill.node.request_text import describe_request
-    from fedstill.node.requests import find_requests_by_hash
+    from fedstill.node.approvals import describe_request, find_requests_by_hash
 
     known = _requests(folder).list_all()
     if sha256 is not None:
@@ -200,19 +199,19 @@ def log(folder: NodeFolder, noted: Sha256 = "", /, *, as_json: AsJson = False) -
     Args:
         noted: hash of an entry that you noted elsewhere; must be part of the log
     """
-    from fedstill.node import audit_log_inspection, owner_folder
-    from fedstill.node.request_text import describe_security_event
-    from fedstill.node.security_events import read_security_events
+    from fedstill.node import folder_log, owner_folder
+    from fedstill.node.approvals import describe_security_event
+    from fedstill.node.folder_log import read_security_events
 
     if not (folder / owner_folder.FILE).is_file():
         raise FedstillError(f"{folder} has no {owner_folder.FILE}: it is no node's folder")
     file = owner_folder.read_node_file(folder)
-    path = audit_log_inspection.audit_path(file, folder)
+    path = folder_log.audit_path(file, folder)
     number, last_hash = None, ""
     events: list[dict[str, Any]] = []
-    fault = audit_log_inspection.missing_log_fault(path, folder)
+    fault = folder_log.missing_log_fault(path, folder)
     if path.exists():
-        with closing(audit_log_inspection.open_audit(file, folder, read_only=True)) as audit:
+        with closing(folder_log.open_audit(file, folder, read_only=True)) as audit:
             events, fault, last_hash = list(read_security_events(audit)), audit.fault, audit.last_hash
             number = audit.find_hash(noted) if noted else None
     if fault is None and noted and number is None:
@@ -239,7 +238,7 @@ def log(folder: NodeFolder, noted: Sha256 = "", /, *, as_json: AsJson = False) -
 
 def _requests(folder: Path) -> ApprovalRequests:
     from fedstill.node import owner_folder
-    from fedstill.node.requests import ApprovalRequests
+    from fedstill.node.approvals import ApprovalRequests
 
     return ApprovalRequests(folder, owner_folder.read_node_file(folder))
 
@@ -247,7 +246,7 @@ def _requests(folder: Path) -> ApprovalRequests:
 def _decide(folder: Path, sha256: str, approved: bool, server: str | None, because: str) -> None:
     from fedstill.core.registry import searching_in
     from fedstill.node import owner_folder
-    from fedstill.node.request_text import always_refused_queries
+    from fedstill.node.approvals import always_refused_queries
 
     request = _requests(folder).decide(sha256, approved, because, server=server)
     print(f"Run {request.run} of {request.server_name}, {group_digits(request.sha256)}: {request.state}.")

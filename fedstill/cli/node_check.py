@@ -20,10 +20,11 @@ from fedstill.core.table_schema import schema_difference
 from fedstill.core.text_format import to_printable_line
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.stratified_sampling import limit_groups
-from fedstill.node import audit_log_inspection
-from fedstill.node.audit_log_inspection import TotalSpent
+from fedstill.node import folder_log
+from fedstill.node.admission import owner_refusals
+from fedstill.node.folder_check import FolderCheck
+from fedstill.node.folder_log import TotalSpent
 from fedstill.node.node_file import NodeFile
-from fedstill.node.owner_folder import FolderCheck
 from fedstill.node.privacy_forecast import forecast, refusal_reason
 from fedstill.node.protection import group_privacy_notes, needs_mechanism
 from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
     from fedstill.core.dataset import TensorData
     from fedstill.data.data_spec import DataSpec
     from fedstill.data.public import PublicData
+    from fedstill.node.folder_check import FolderCheck
     from fedstill.node.node_file import NodeFile
-    from fedstill.node.owner_folder import FolderCheck
     from fedstill.node.policy import PolicyConfig
     from fedstill.node.run_mechanism import PrivacyMechanism
     from fedstill.protocol.method import Method
@@ -69,12 +70,12 @@ class CheckedRun:
 
 def check_node(folder: Path, run: str | None, as_json: bool) -> None:
     """Print the node's facts and faults; nothing is trained."""
-    from fedstill.node import owner_folder
+    from fedstill.node import folder_check
     from fedstill.runs.spec import load
 
     asking = load_target_run(run, load(run)) if run else None
     known = (asking.spec, asking.config.task) if asking else (None, None)
-    found = owner_folder.check_folder(folder, known[0], task=known[1])
+    found = folder_check.check_folder(folder, known[0], task=known[1])
     if found.file is None:
         if as_json:
             print_json({"node": None, "folder": str(folder.resolve()), "faults": found.faults})
@@ -102,14 +103,10 @@ def check_node(folder: Path, run: str | None, as_json: bool) -> None:
 
 def _closed_hours_note(file: NodeFile) -> str:
     """Return a note if the node refuses everything at this hour; else an empty text."""
-    from fedstill.core.errors import QueryRefused
-    from fedstill.node.admission import require_hour
+    from fedstill.node.admission import RunFacts, hours
 
-    try:
-        require_hour(file.name, file.policy, "join")
-    except QueryRefused as refusal:
-        return f"At this hour the node refuses every query: {refusal.rule}."
-    return ""
+    reason = hours(RunFacts(file.policy))
+    return "" if reason is None else f"At this hour the node refuses every query: {reason}."
 
 
 def load_target_run(target: str, config: RunSpec) -> CheckedRun:
@@ -141,8 +138,8 @@ def _spec_of_schema(config: RunSpec) -> DataSpec | None:
 
 
 def _node(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
-    from fedstill.node.audit_log_inspection import audit_path
-    from fedstill.node.permission_check import readable_files_warning
+    from fedstill.node.folder_check import readable_files_warning
+    from fedstill.node.folder_log import audit_path
 
     facts, exposed = node_facts(folder, file, found), readable_files_warning(folder, audit_path(file, folder))
     return {"node": file.name, "folder": str(folder.resolve()), "facts": facts, "exposed": exposed}
@@ -182,7 +179,6 @@ def _judge_method(
     from fedstill.core.compute import Compute
     from fedstill.data.loading import CLASSIFICATION
     from fedstill.models import carries_gradient
-    from fedstill.node import owner_folder
     from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
     from fedstill.protocol.method import build_node_side
     from fedstill.protocol.queries import NodeSetting, placeholder_public
@@ -200,7 +196,7 @@ def _judge_method(
     is_differentiable = True  # as far as is known
     if found.model is not None and found.spec is not None:
         is_differentiable = carries_gradient(found.model, found.spec.shape)
-    refused = owner_folder.rules_by_refused_query(file, is_differentiable, side.queries)
+    refused = owner_refusals(file, is_differentiable, side.queries)
     if sums and folder is not None and not file.policy.sums_may_differ:
         run = "to come" if mechanism is not None and mechanism.protects else ""
         refused = {**SumHistory(folder / SUM_HISTORY_FILE).weighting_conflicts(side, run), **refused}
@@ -283,7 +279,7 @@ def _print_run(console: Console, run: Mapping[str, Any], found: FolderCheck) -> 
 
 def _methods(file: NodeFile, found: FolderCheck) -> list[dict[str, str]]:
     """Return the queries of each method with default options, and the node's decisions."""
-    from fedstill.node.policy_faults import allowed_methods
+    from fedstill.node.folder_check import allowed_methods
     from fedstill.protocol.method import METHODS
 
     rows = []
@@ -318,7 +314,7 @@ def _reason_not_to_take_part(
     asking: CheckedRun | None,
 ) -> str | None:
     """Why a node that refuses no query cannot take part, if so."""
-    from fedstill.node import owner_model
+    from fedstill.node import model_setup
     from fedstill.node.model_setup import architecture_hash
 
     needs = method.needs()
@@ -327,7 +323,7 @@ def _reason_not_to_take_part(
         return f"it allows at most {limit} queries, and the run sends {total}"
     if found.model is None or found.spec is None or found.compute is None:
         return None
-    objection = owner_model.unfit_reason(found.model, needs, found.spec, found.compute)
+    objection = model_setup.unfit_reason(found.model, needs, found.spec, found.compute)
     student = _student(asking, found.spec) if asking and needs.same_architecture else None
     hashes = [] if student is None else [architecture_hash(student), architecture_hash(found.model)]
     if objection is None and len(set(hashes)) > 1:
@@ -493,7 +489,7 @@ def refusal(mechanism: PrivacyMechanism, spent: TotalSpent | None) -> str | None
 def _spent(file: NodeFile, folder: Path) -> TotalSpent | None:
     """Return the audit log's balance; None if it cannot be read, which is reported as a fault."""
     try:
-        return audit_log_inspection.read_total_spent(file, folder)
+        return folder_log.read_total_spent(file, folder)
     except FedstillError:
         return None
 
@@ -506,8 +502,8 @@ def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, li
     from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
     from fedstill.core.text_format import format_count, format_shape
     from fedstill.data.node_data import SOURCES
+    from fedstill.node.folder_check import kit_faults
     from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
-    from fedstill.node.startup_kit_faults import kit_faults
 
     facts: dict[str, list[str]] = {}
     if found.data is not None and found.spec is not None:

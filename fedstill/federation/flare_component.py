@@ -33,7 +33,7 @@ from fedstill.core.text_format import format_seconds, to_printable_line
 from fedstill.federation.flare_site import CLIENT, JOB_ID, Site, end_jobs
 
 if TYPE_CHECKING:
-    from fedstill.node.security_events import SecurityEvents
+    from fedstill.node.folder_log import SecurityEvents
 
 logger = logging.getLogger("fedstill.site")
 
@@ -141,7 +141,7 @@ def refusal_reason(message: Any) -> str | None:
 @cache
 def _security_events(folder: Path) -> SecurityEvents:
     """Return a node's security events for this process; the first call loads torch."""
-    from fedstill.node.security_events import SecurityEvents
+    from fedstill.node.folder_log import SecurityEvents
 
     return SecurityEvents(folder)
 

@@ -283,7 +283,7 @@ def _require_valid_kit(site: Site) -> None:
 def _record_invalid_kit(folder: Path, error: DeployError) -> None:
     # Loads torch, which this process needs for nothing else.
     from fedstill.node.audit_entries import CERTIFICATE
-    from fedstill.node.security_events import SecurityEvents, process_user_name
+    from fedstill.node.folder_log import SecurityEvents, process_user_name
 
     try:
         with contextlib.closing(SecurityEvents(folder)) as events:

@@ -37,10 +37,10 @@ from fedstill.core.version import __version__
 from fedstill.data.public import PublicData
 from fedstill.federation import signed_files
 from fedstill.federation.transport import parse_node_status, parse_release_cost, parse_reply
-from fedstill.node import audit_log_inspection, owner_folder
+from fedstill.node import folder_log, owner_folder
+from fedstill.node.admission import POLICY_RULES, QueryFacts, first_reason
 from fedstill.node.audit_entries import NODE_DATA, RESPONSE, RESPONSE_FILE, Entry
-from fedstill.node.gate import policy_refusal
-from fedstill.node.message_limits import enforce_limits
+from fedstill.node.limits import enforce_limits
 from fedstill.node.node_service import NodeService
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.replies import NodeVersions
@@ -483,7 +483,7 @@ def _answer_queries(
         _release_responses(service, plan, queries_file, stored, report)
     header, replies = _stored_responses(service, queries_file, stored)
     signed_files.write(path, pack_responses(header, replies), key)
-    spent = audit_log_inspection.read_total_spent(service.file, folder)
+    spent = folder_log.read_total_spent(service.file, folder)
     mixed = "no total: some runs were charged per record and some per group"
     total_cost = (
         mixed
@@ -567,7 +567,10 @@ def _stored_responses(
     Data and model are not read. They may have changed, and nothing of them is released.
     """
     policy = service.file.policy
-    rules = {name: policy_refusal(policy, query) for name, query in queries_file.query_declarations().items()}
+    rules = {
+        name: first_reason(POLICY_RULES, QueryFacts(query, policy))
+        for name, query in queries_file.query_declarations().items()
+    }
     blob, run = stored.read_bytes(), stored.parent.name
     audit = service.events.audit
     audit.verify()

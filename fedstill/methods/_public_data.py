@@ -6,7 +6,7 @@ augmentation, never inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar, Literal
@@ -28,31 +28,9 @@ from fedstill.methods import (
 )
 from fedstill.node.local_training import make_optimizer, shuffled_batches
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.secure_aggregation import SumWeighting
 
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # student, target (B, C, ...) to (B,)
 Batch = tuple[torch.Tensor, torch.Tensor]  # inputs (B, ...) and targets (B, C, ...)
-
-
-# --- secure aggregation of an ensemble ----------------------------------------------------------------
-
-
-def logit_sums(ensemble: str, weighting: SumWeighting) -> Mapping[str, SumWeighting]:
-    """Return the weighting of summed logits under secure aggregation.
-
-    Raises:
-        ArgumentError: an ensemble that is not a weighted mean of logits. Probabilities and their logarithms
-            saturate: for inputs that a server chooses, all nodes but one add exactly 0.
-    """
-    if ensemble != "logits":
-        expected = "logits, as saturated probabilities of extreme inputs reveal single responses"
-        raise ArgumentError("method.ensemble", ensemble, expected)
-    return {"logits": weighting}
-
-
-def public_weighting(weights: Literal["counts", "equal"]) -> SumWeighting:
-    """Return the weighting of summed responses, by option ``weights``."""
-    return "counts" if weights == "counts" else "mean"
 
 
 # --- the data ------------------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ import torch
 
 from fedstill.core.options import PositiveInt, Share
 from fedstill.methods import (
-    ArgumentError,
-    HistogramState,
+    LabelHistogramState,
     Method,
     Needs,
     NodeSetting,
@@ -34,7 +33,7 @@ from fedstill.methods import (
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
 from fedstill.models.module_utils import load_vector, to_vector, weighted_mean
 from fedstill.protocol.payload_kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
-from fedstill.protocol.secure_aggregation import SumWeighting
+from fedstill.protocol.secure_aggregation import linear_sums
 
 PARAMETER_KINDS = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_PARAMETERS}
 
@@ -73,24 +72,15 @@ class FedAvg(Method):
             times=self.rounds,
             depends_on_records=None if self.extra_loss else (),
             span=SpanOfRound(self.rounds),
-            sums=self.sum_weightings(setting),
+            # The sums of n_k w_k and of n_k. Sums of different participants would differ by single w_k.
+            sums=linear_sums(
+                setting.secure_aggregation and self.linear,
+                {"parameters": "size"},
+                participation=(self.participation, 1),
+            ),
             stackable=True,
             details=QueryDetails(extra_loss=self.extra_loss),
         )
-
-    def sum_weightings(self, setting: NodeSetting) -> Mapping[str, SumWeighting]:
-        """Return the sums under secure aggregation: sum_k n_k w_k and sum_k n_k, and no w_k.
-
-        Raises:
-            ArgumentError: the server needs each w_k, or rounds have different participants, so that their
-                sums differ by single nodes' parameters.
-        """
-        if setting.secure_aggregation and not self.linear:
-            expected = f"false for {self.title}, which combines the nodes' parameters one by one"
-            raise ArgumentError("link.secure_aggregation", True, expected)
-        if setting.secure_aggregation and self.participation < 1:
-            raise ArgumentError("method.participation", self.participation, "1 where link.secure_aggregation")
-        return {"parameters": "size"}
 
     # --- at a node: ClientUpdate(k, w) ------------------------------------------------------------------
 
@@ -111,7 +101,7 @@ class FedAvg(Method):
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> Any:
-        return HistogramState()
+        return LabelHistogramState()
 
     def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         """Run one round of Algorithm 1."""

@@ -22,7 +22,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.core.errors import format_option
 from fedstill.core.options import (
     Finite,
     NonNegativeFloat,
@@ -51,11 +50,10 @@ from fedstill.methods._importance_weights import Importance, importance_weights
 from fedstill.methods._input_generators import GeneratorBatch, GeneratorTraining, InputGenerator
 from fedstill.methods._label_maps import DIFFERENCE, check_rows
 from fedstill.methods._label_shift import LabelShift
-from fedstill.methods._public_data import logit_sums
 from fedstill.methods._replay_training import LabeledBatch, ReplayTraining, Student
 from fedstill.methods._zeroth_order import query_with_differences
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS
-from fedstill.protocol.secure_aggregation import SUM, SumWeighting
+from fedstill.protocol.secure_aggregation import SUM, SumWeighting, linear_sums
 from fedstill.tasks import Ensemble, Task
 from fedstill.tasks.classification import SoftmaxTask
 
@@ -175,11 +173,21 @@ class FedIOD(Method):
         return Needs(generates_inputs=True, no_label_maps=True)
 
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
-        sums = self.sum_weightings(setting)
+        difference = {"difference": DIFFERENCE} if self.generator.compares_images(setting.task) else {}
+        weighting: SumWeighting = "size" if self.importance == "size" else "counts"
+        # Entropies (Eq. 3, 5) and critic values (Eq. 2) of the same inputs are further equations for z_k.
+        sums = linear_sums(
+            setting.secure_aggregation and not difference,
+            {"logits": weighting},
+            gan=(self.gan, 0),
+            conf=(self.conf, 0),
+            unique=(self.unique, 0),
+            ensemble=(self.ensemble, "logits"),
+            importance=(self.importance, weighting),
+        )
         about_x = self.generator.sends(setting.task, is_judged=self.has_critics)
         critic = {"critic": CRITIC} if self.has_critics else {}
         rating = {"critic_real": CRITIC} if self.rates_inputs else {}
-        difference = {"difference": DIFFERENCE} if self.generator.compares_images(setting.task) else {}
         yield count_labels_query(setting)
         if self.student_inputs == "fresh":
             maps = {"maps": about_x["maps"]} if self.weighs_by_critics and "maps" in about_x else {}
@@ -206,32 +214,6 @@ class FedIOD(Method):
             stackable=True,
             details=QueryDetails(finite_differences=bool(self.directions), reads_values=bool(difference)),
         )
-
-    def sum_weightings(self, setting: NodeSetting) -> Mapping[str, SumWeighting]:
-        """Return the weighting of summed logits under secure aggregation, as in Eq. 9: by class counts or by
-        size.
-
-        Raises:
-            ArgumentError: options that compare nodes with each other, or that need more of a response than
-                its logits. Entropies (Eq. 3, 5) and critic values (Eq. 2) of the same inputs are further
-                equations for each node's response.
-        """
-        if not setting.secure_aggregation:
-            return {}
-        zeros = [name for name in ("gan", "conf", "unique") if getattr(self, name)]
-        changes = [format_option(f"method.{name}", 0) for name in zeros]
-        if changes:
-            changes += [format_option("method.ensemble", "logits")] if self.ensemble != "logits" else []
-            expected = f"false, or {', '.join(changes)}: one statistic of each response enters a sum"
-            raise ArgumentError("link.secure_aggregation", True, expected)
-        summed = logit_sums(self.ensemble, "size" if self.importance == "size" else "counts")
-        if self.weighs_by_critics:
-            allowed = "counts or size where link.secure_aggregation: others compare the nodes' critics"
-            raise ArgumentError("method.importance", self.importance, allowed)
-        if self.generator.compares_images(setting.task):
-            allowed = "false for images made from label maps: who owns which map is each node's own"
-            raise ArgumentError("link.secure_aggregation", True, allowed)
-        return summed
 
     # --- at a node --------------------------------------------------------------------------------------
 
@@ -317,7 +299,7 @@ class FedIOD(Method):
         G.set_lr(t, self.total_steps)
 
         # Input distillation
-        w = G.source.sample(self.batch, "w", t)
+        w = G.source.sample_batch(self.batch, "w", t)
         with server.compute.step(server.seed, "server", t):
             x, responses = self.query_teachers(server, state, "predict_logits", w)
             sizes = state.histogram.select(responses.nodes).sizes  # |X'_k|  (K,)
@@ -393,7 +375,7 @@ class FedIOD(Method):
         """
         arguments, batches = [], []
         for index in range(self.student.steps):
-            arguments.append(state.generator.source.sample(self.batch, "fresh w", t, index))
+            arguments.append(state.generator.source.sample_batch(self.batch, "fresh w", t, index))
             with torch.no_grad(), server.compute.step(server.seed, "fresh", t, index):
                 batches.append(state.generator(arguments[-1]))  # (B, C, H, W)
         x, maps = torch.cat(batches), [w.maps for w in arguments if w.maps is not None]

@@ -48,14 +48,13 @@ from fedstill.methods._public_data import (
     StudentTraining,
     distill,
     iterate_batches,
-    logit_sums,
-    public_weighting,
     require_labeled,
     require_public,
     row_range,
     split_rows,
 )
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE, PayloadKind
+from fedstill.protocol.secure_aggregation import SumWeighting, linear_sums
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public examples in a query
@@ -157,17 +156,13 @@ class FedKD(Method):
         """Return the queries that nodes answer.
 
         Raises:
-            ArgumentError: shifts of texts, of rows of a table, or of images whose targets are images; or a
-                quantizer under secure aggregation, as its indices cannot be added.
+            ArgumentError: shifts of texts, of rows of a table, or of images whose targets are images.
         """
         task, public = setting.task, setting.public
         if self.predictions > 1 and (task.form != "images" or task.kind == "image"):
             moved = {"texts": "texts are never shifted", "rows": "rows of a table are never shifted"}
             why = moved.get(task.form, "a shifted image was never measured")
             raise ArgumentError("method.predictions", self.predictions, f"1 for task {task.name}: {why}")
-        if setting.secure_aggregation and self.levels:
-            expected = "0 (no quantizer) where link.secure_aggregation"
-            raise ArgumentError("method.levels", self.levels, expected)
         if self.weights == "counts":
             yield count_labels_query(setting)
         if self.agrees_on_bound:
@@ -179,7 +174,8 @@ class FedKD(Method):
                 depends_on_records=(),
                 stackable=True,
             )
-        bound, summed = {"z_max": LOGIT_RANGE} if self.agrees_on_bound else {}, setting.secure_aggregation
+        bound = {"z_max": LOGIT_RANGE} if self.agrees_on_bound else {}
+        weighting: SumWeighting = "counts" if self.weights == "counts" else "mean"
         yield Query(
             self.predict,
             sends={"rows": INDICES, "view": SCHEDULE, **bound},
@@ -187,7 +183,13 @@ class FedKD(Method):
             times=self.predictions * len(split_rows(public, query_size(public))),
             rows=min(len(public or ()), query_size(public)),
             depends_on_records=(),
-            sums=logit_sums(self.ensemble, public_weighting(self.weights)) if summed else {},
+            # Quantized logits cannot be added, and probabilities saturate.
+            sums=linear_sums(
+                setting.secure_aggregation,
+                {"logits": weighting},
+                levels=(self.levels, 0),
+                ensemble=(self.ensemble, "logits"),
+            ),
             stackable=True,
             details=QueryDetails(postprocess=self.quantize_response, shift_seed="view"),
         )

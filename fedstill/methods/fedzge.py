@@ -33,11 +33,10 @@ from fedstill.methods import (
     count_labels_query,
 )
 from fedstill.methods._input_generators import GeneratorTraining, LabelGenerator
-from fedstill.methods._public_data import logit_sums
 from fedstill.methods._replay_training import ReplayTraining, Student
 from fedstill.methods._zeroth_order import query_with_differences
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
-from fedstill.protocol.secure_aggregation import SumWeighting
+from fedstill.protocol.secure_aggregation import SumWeighting, linear_sums
 from fedstill.tasks import Ensemble
 
 
@@ -112,7 +111,10 @@ class FedZGE(Method):
             times=self.steps,
             rows=(1 + self.directions) * self.batch,
             depends_on_records=(),
-            sums=logit_sums(self.ensemble, weighting) if setting.secure_aggregation else {},
+            # Probabilities and their logarithms saturate: at some inputs all nodes but one add exactly 0.
+            sums=linear_sums(
+                setting.secure_aggregation, {"logits": weighting}, ensemble=(self.ensemble, "logits")
+            ),
             stackable=True,
             details=QueryDetails(finite_differences=True),
         )
@@ -140,7 +142,7 @@ class FedZGE(Method):
         task, G = server.task, state.generator
         state.histogram.fetch(server)
         G.set_lr(t, self.steps)
-        batch = G.source.sample(self.batch, "w", t)
+        batch = G.source.sample_batch(self.batch, "w", t)
         w, y = batch.generator_input[:, : self.generator.noise], batch.labels
         with server.compute.step(server.seed, "server", t):
             x = G(batch)

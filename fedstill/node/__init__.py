@@ -1,23 +1,23 @@
 """Everything private: an owner's data and model, local training, the gate, the audit log and the node
 service.
 
-- Service: ``node_service`` serves messages; ``session`` is one run, with files in ``run_folder`` and
-  ``public_data_cache``. ``request_handler`` receives queries, computes responses (on a GPU with
-  ``handler_runner``) and releases them through the ``gate``, and so with ``input_gradients``. ``exchanges``
-  keeps recent responses, ``replies`` holds the other replies to a server.
-- Owner: ``owner_folder`` with ``node_file``, ``startup_kit_faults`` and ``kit_identity``; ``policy`` with
-  ``message_limits``, ``memory_limits`` and ``model_size_limits``; ``policy_faults`` and ``permission_check``
-  find faults. ``admission`` and ``requests`` decide which runs may begin; ``security_events`` writes joins
-  and refusals into the audit log; ``refusals`` and ``refusal_text`` reply to refused messages.
-  ``request_text`` describes a request, ``overview`` the whole node.
-- Training: ``node`` is data and networks, ``node_group`` computes several nodes together, ``owner_model``
-  and ``model_setup`` prepare models; ``local_training``, ``dp_training``, ``initial_training``.
-- Privacy: ``protection`` sets up a node's ``run_mechanism``, with ``noise_calibration`` and
-  ``run_budgets``; ``privacy_forecast`` computes the cost of a run beforehand.
-- Audit log: ``audit_log`` writes each release before it is handed over, as ``audit_entries``, with
-  ``audit_totals``, an ``audit_head`` and an ``audit_database``; ``audit_log_inspection`` finds it in the
-  owner's folder, ``spent_budget`` computes its epsilon.
-- ``secure_aggregation`` (experimental): releases become masked parts of sums over nodes.
+One response of a deployed node, in reading order:
 
-May import privacy, protocol and lower packages. Read ``gate`` first.
+1. ``node_service`` receives a message; ``refusals`` replies to one that fails.
+2. ``session`` is the current run: data, model and state, with its files in ``run_folder``.
+3. ``admission`` holds all rules that refuse, in order, under the owner's ``policy``; ``approvals`` the runs
+   that the owner approved; ``limits`` stops what takes too much time or memory.
+4. ``request_handler`` receives the query, computes the response of a ``node`` (with ``node_view``,
+   ``node_group``, ``stacked_calls``) and its input gradients, and keeps both for repeated messages.
+5. ``gate`` bounds, noises, charges and releases it: ``run_mechanism`` is the noise, ``run_budgets`` the
+   budgets; ``secure_aggregation`` turns a release into a masked part of a sum.
+6. ``audit_log`` writes it before it is handed over, as one of the ``audit_entries`` in an
+   ``audit_database``. ``folder_log`` opens the log of a node's folder and writes security events into it.
+7. ``replies`` holds the reply.
+
+Others: ``owner_folder`` and ``node_file`` (configuration), ``folder_check`` (its faults), ``model_setup``,
+``local_training``, ``dp_training``, ``protection`` with ``noise_calibration``, ``privacy_forecast`` (cost of
+a run beforehand), ``kit_identity``, ``overview`` (the whole node, for its owner).
+
+May import privacy, protocol and lower packages.
 """

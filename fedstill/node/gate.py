@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
-from fedstill.core.errors import QueryRefused
+from fedstill.node.admission import (
+    CHARGE_RULES,
+    GATE_RULES,
+    RESPONSE_RULES,
+    TENSOR_RULES,
+    ChargeFacts,
+    QueryFacts,
+    ResponseFacts,
+    TensorFacts,
+    approved_limit,
+    first_reason,
+    require,
+)
 from fedstill.node.audit_entries import GRADIENT, NO_GUARANTEE, RESPONSE, Entry, ReceivedQuery
 from fedstill.node.audit_log import AuditLog, Spending
 from fedstill.node.policy import PolicyConfig
@@ -18,15 +29,10 @@ from fedstill.node.replies import ReleaseCost
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.privacy.events import PrivacyCost, cost_to_dict, total_cost
 from fedstill.protocol.digests import chain_digest, digest
-from fedstill.protocol.payload_kinds import INDICES, INPUTS, LABEL_MAPS, PayloadKind
 from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import RunDescription
-from fedstill.protocol.tensor_forms import score_shape_fault, sent_tensor_fault
-from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, bytes_by_kind, decompress, wire_kind
+from fedstill.protocol.wire_format import Tensors, WireConfig, bytes_by_kind
 
-COMPRESSED_WIRE = WireConfig(
-    inputs="int8", gradients="int8"
-)  # a form with scales for every kind that can have them
 # Names of noise streams by part: another name gives other noise.
 NOISE_PARTS = {RESPONSE: "answer", GRADIENT: "gradient"}
 
@@ -83,8 +89,7 @@ class Gate:
 
     def refusal_reason(self, query: Query) -> str | None:
         """Return the rule that forbids this query in general, or None. Nothing is computed or charged."""
-        rule = policy_refusal(self.policy, query)
-        return rule if rule is not None or self.budgets is None else self.budgets.refusal_reason(query)
+        return first_reason(GATE_RULES, QueryFacts(query, self.policy, self.budgets))
 
     def check_tensors(
         self,
@@ -107,69 +112,10 @@ class Gate:
             QueryRefused: undeclared tensors, tensors of another shape or type than their kind's, too many
                 rows, or numbers that are not finite.
         """
-        for rule in self._faults(query, tensors, sends, input_shape, input_dtype):
-            raise QueryRefused(self.node, query, rule)
-
-    def _faults(
-        self,
-        query: str,
-        tensors: Tensors,
-        sends: Mapping[str, str],
-        input_shape: Sequence[int],
-        input_dtype: torch.dtype,
-    ) -> Iterator[str]:
-        """Yield the rules that a query breaks; each is checked only if those before it hold."""
-        names = {name.removesuffix(SCALE) for name in tensors}
-        if names != set(sends):
-            yield f"tensors: expected {sorted(sends)}, got {sorted(names)}"
-        for name, tensor in tensors.items():
-            rule = self._row_fault(query, name, tensor, wire_kind(name, sends))
-            if rule is not None:
-                yield rule
-        # Compressed tensors grow to four bytes per number.
-        float32_bytes = sum(
-            4 * tensor.numel() for name, tensor in tensors.items() if f"{name}{SCALE}" in tensors
-        )
-        if float32_bytes > (self.policy.max_message or math.inf):
-            yield f"max_message: {self.policy.max_message}, and in float32 it has {float32_bytes} bytes"
-        for name, tensor in decompress(tensors).items():
-            kind = wire_kind(name, sends)
-            fault = sent_tensor_fault(name, tensor, kind, input_shape, self.output_shape, input_dtype)
-            if fault is not None:
-                yield f"tensors: {fault}"
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                yield f"finite numbers: the server sent {name} with NaN or infinity"
-
-    def _row_fault(self, query: str, name: str, tensor: torch.Tensor, kind: str) -> str | None:
-        """Return the rule that one tensor breaks by its number of rows, before it is decompressed."""
-        max_rows, row_count = self.policy.max_rows or math.inf, tensor.shape[:1].numel()
-        if name.endswith(SCALE):
-            has_scale = COMPRESSED_WIRE.wire_dtype(kind) != "float32"
-            return None if has_scale else f"tensors: {name} is not expected: {kind} have no scales"
-        if kind == INDICES and tensor.numel() > max_rows:
-            return f"max_rows: {max_rows}, and {name} names {tensor.numel()}"
-        if kind not in (INPUTS, LABEL_MAPS):
-            return None
-        if not 1 <= row_count <= max_rows:
-            return f"max_rows: {max_rows}, and {name} has {row_count}"
-        if 0 < (approved_rows := self._approved_limit(query, "rows")) < row_count:
-            return f"approved: {approved_rows} inputs, and {name} has {row_count}"
-        return None
-
-    def check_json_values(self, query: Query, tensors: Tensors) -> None:
-        """Refuse invalid or too large JSON values, before anything is charged for the query.
-
-        Raises:
-            QueryRefused: a value has more bytes than a header may have; parsing takes fifty times as much
-                memory.
-            DataError: a value is not JSON.
-        """
-        max_bytes = self.policy.max_header
-        for name in query.details.json_values:
-            if max_bytes and name in tensors and tensors[name].numel() > max_bytes:
-                rule = f"max_header: {max_bytes}, and {name} has {tensors[name].numel()} bytes"
-                raise QueryRefused(self.node, query.name, rule)
-        query.decode_inputs(tensors)
+        rows = approved_limit(self.approved, query, "rows")
+        shapes = (self.output_shape, input_shape, input_dtype)
+        facts = TensorFacts(self.policy, tensors, sends, rows, *shapes)
+        require(self.node, query, TENSOR_RULES, facts)
 
     def admit(self, received: ReceivedQuery, query: Query, sent: Tensors) -> None:
         """Admit a query, or refuse it before anything is computed.
@@ -177,17 +123,14 @@ class Gate:
         Raises:
             QueryRefused: the policy forbids it, a limit is reached, or the response would exceed a budget.
         """
-        rule = self.refusal_reason(query)
-        if rule is not None:
-            raise QueryRefused(self.node, received.query, rule)
+        require(self.node, query.name, GATE_RULES, QueryFacts(query, self.policy, self.budgets))
         # A repeated query is admitted; other content under the same number is another query.
         if received.content_hash not in self.audit.totals.sibling_content_hashes(
             vars(self._make_entry(received, RESPONSE))
         ):
-            self._require_approved(received.query)
-            self._require_within_limits(received.query, self.audit.spending(self.payer, self.run), 1, 1)
-            if self.budgets is not None:
-                self.budgets.require_affordable(received, query, sent)
+            cost = None if self.budgets is None else self.budgets.expected_cost(received, query, sent)
+            spending = self.audit.spending(self.payer, self.run)
+            require(self.node, query.name, CHARGE_RULES, self._charge_facts(query.name, spending, cost))
         if self.encoder is not None:
             self.encoder.admit(query)
 
@@ -202,44 +145,6 @@ class Gate:
         self.budgets.charge_initial_training(received)
         if not self.budgets.charged_attempts(received, query, sent):
             self.budgets.charge_training(received, query, sent, 0)
-
-    def _require_within_limits(
-        self, query: str, spending: Spending, extra_queries: int, extra_bytes: int
-    ) -> None:
-        """Refuse a release that would exceed a limit of the policy, over all runs."""
-        max_queries, max_bytes = self.policy.max_queries, self.policy.max_bytes
-        if max_queries and extra_queries and spending.total_queries + extra_queries > max_queries:
-            raise QueryRefused(self.node, query, f"max_queries: {max_queries}")
-        if max_bytes and spending.total_bytes + extra_bytes > max_bytes:
-            raise QueryRefused(self.node, query, f"max_bytes: {max_bytes} bytes")
-
-    def _require_approved(
-        self, query: str, byte_count: int = 0, extra_queries: int = 1, is_changed: bool = False
-    ) -> None:
-        """Refuse a query beyond the approved description: another query, one more (also a repeated query
-        with another response), or more bytes.
-        """
-        if self.approved is None:
-            return
-        max_times, max_bytes = self._approved_limit(query, "times"), self._approved_limit(query, "bytes")
-        rule = None
-        if query not in self.approved.queries:
-            rule = f"approved: {', '.join(self.approved.queries)}"
-        elif (
-            max_times
-            and extra_queries
-            and self.audit.totals.response_counts[self.run, self.node, query] + extra_queries > max_times
-        ):
-            rule = f"approved: {max_times} times{', and an earlier response differed' if is_changed else ''}"
-        elif max_bytes and byte_count > max_bytes:
-            rule = f"approved: {max_bytes} bytes per response"
-        if rule is not None:
-            raise QueryRefused(self.node, query, rule)
-
-    def _approved_limit(self, query: str, limit: str) -> int:
-        """Return a limit of an approved query; 0: none."""
-        approved = {} if self.approved is None else self.approved.queries.get(query, {})
-        return int(approved.get(limit, 0))
 
     # --- releases -------------------------------------------------------------------------------------
 
@@ -269,18 +174,10 @@ class Gate:
             OwnDataError: rows of another width than the query declares, if their cost depends on it.
             AuditError: the log has a fault or cannot be written; nothing is released then.
         """
+        rows = approved_limit(self.approved, query.name, "rows")
+        facts = ResponseFacts(part, query, tensors, sent, rows, self.output_shape)
+        require(self.node, query.name, RESPONSE_RULES, facts)
         kinds = query.released_kinds()
-        undeclared = sorted(set(tensors) - set(kinds))
-        if undeclared:
-            raise QueryRefused(self.node, received.query, f"undeclared: {', '.join(undeclared)}")
-        # Received inputs were counted on arrival; public rows are named in other ways.
-        scores = [tensor for name, tensor in tensors.items() if kinds[name].category == "scores"]
-        rows = max([0, *(tensor.shape[:1].numel() for tensor in scores)])
-        if 0 < (approved_rows := self._approved_limit(received.query, "rows")) < rows:
-            rule = f"approved: {approved_rows} inputs, and the response has {rows}"
-            raise QueryRefused(self.node, received.query, rule)
-        if part == RESPONSE:
-            self._require_score_shapes(query, tensors, sent)
         noised, cost, max_cost, rule, bounded_digest = self._protect(received, part, tensors, query)
         postprocessed = noised
         if part == RESPONSE and query.details.postprocess is not None:
@@ -313,21 +210,6 @@ class Gate:
             self.encoder.record(query, outgoing)
         return {name: tensor.detach() for name, tensor in encoded.items()}
 
-    def _require_score_shapes(self, query: Query, tensors: Tensors, sent: Tensors) -> None:
-        """Refuse scores that do not have the task's shape, with one row per received input."""
-        kinds = query.released_kinds()
-        inputs = [len(sent[name]) for name, kind in query.sends.items() if kind == INPUTS and name in sent]
-        rows = inputs[0] if inputs else None
-        for name, tensor in tensors.items():
-            shape = tuple(tensor.shape)
-            fault = (
-                score_shape_fault(name, shape, rows, self.output_shape)
-                if kinds[name].category == "scores"
-                else None
-            )
-            if fault is not None:
-                raise QueryRefused(self.node, query.name, f"outputs: {fault}")
-
     def _charge(self, received: ReceivedQuery, entry: Entry, max_cost: PrivacyCost | None) -> int:
         """Enter a release in the audit log, after the training on which it depends; return the entry's
         number.
@@ -345,14 +227,21 @@ class Gate:
         query_count = int(entry.part == RESPONSE or is_changed)
 
         def check(spending: Spending) -> None:
-            byte_count = sum(entry.up.values())
-            self._require_approved(received.query, byte_count, query_count, is_changed)
-            self._require_within_limits(received.query, spending, query_count, byte_count)
-            if self.budgets is not None:
-                self.budgets.require_within_budget(spending, max_cost, received.query)
+            facts = replace(
+                self._charge_facts(received.query, spending, max_cost),
+                queries=query_count,
+                byte_count=sum(entry.up.values()),
+                is_changed=is_changed,
+            )
+            require(self.node, received.query, CHARGE_RULES, facts)
 
         training_cost = self.audit.totals.unreported_training_charges(self.run, self.node)
         return self.audit.charge(replace(entry, queries=query_count, training_cost=training_cost), check)
+
+    def _charge_facts(self, query: str, spending: Spending, cost: PrivacyCost | None) -> ChargeFacts:
+        responses = self.audit.totals.response_counts[self.run, self.node, query]
+        rules = (self.policy, self.approved, self.budgets)
+        return ChargeFacts(query, *rules, spending, responses, cost)
 
     def _make_entry(self, received: ReceivedQuery, part: str, **fields: Any) -> Entry:
         keys = (self.run, self.payer, self.node, received.number, received.query, part)
@@ -413,36 +302,3 @@ class Gate:
         )
         texts = [f"{name}: {mechanism.describe_rule(query, name, shape)}" for name, shape in shapes.items()]
         return noised, cost, max_cost, "; ".join(texts), bounded_digest
-
-
-def policy_refusal(policy: PolicyConfig, query: Query) -> str | None:
-    """Return the rule of a policy that forbids a query whatever remains of budgets, or None."""
-    allowed, kinds = policy.queries, query.released_kinds()
-    if "*" not in allowed and query.name not in allowed:
-        return f"queries: {', '.join(allowed) or 'none'}"
-    if policy.sums_only and kinds and not query.sums:
-        remedy = "unless its owner sets it to false"
-        return f"sums_only: secure aggregation only (link.secure_aggregation), {remedy}"
-    refused_kinds = sorted(
-        {kind for kind in kinds.values() if policy.outputs_only and not _is_releasable(policy, kind)}
-    )
-    if refused_kinds and all(kind.from_label_maps for kind in refused_kinds):
-        remedies = "".join(f"; {kind.opt_out}" for kind in refused_kinds if kind.opt_out)
-        listed = " and ".join(refused_kinds)
-        return f"label_maps: {listed} may not leave, unless its owner sets it to true{remedies}"
-    if refused_kinds:
-        allowed_kinds = ", ".join(f"{kind!r}" for kind in policy.kinds) or "none"
-        remedy = (
-            f", unless its owner names it in policy.kinds (now {allowed_kinds})"
-            if any(kind.must_be_named for kind in refused_kinds)
-            else ""
-        )
-        return f"outputs_only: {' and '.join(refused_kinds)} may not leave{remedy}"
-    return None
-
-
-def _is_releasable(policy: PolicyConfig, kind: PayloadKind) -> bool:
-    """Return whether ``outputs_only`` allows a payload kind: outputs, and kinds that the owner allows by
-    name.
-    """
-    return kind in policy.kinds or kind.is_output or (kind.from_label_maps and policy.label_maps)

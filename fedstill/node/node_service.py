@@ -32,13 +32,13 @@ from fedstill.data import node_data
 from fedstill.data.public import PublicData
 from fedstill.data.table_data import schema_text
 from fedstill.node import admission, owner_folder
+from fedstill.node.admission import RUN_RULES, SERVER_RULES, RunFacts
+from fedstill.node.approvals import ApprovalRequests, requires_approval
 from fedstill.node.audit_entries import GRADIENT, JOINED, RESPONSE
 from fedstill.node.audit_log import AuditError
-from fedstill.node.memory_limits import allowed_memory_bytes, limit_process_memory
-from fedstill.node.message_limits import enforce_limits
-from fedstill.node.public_data_cache import PublicDataCache
-from fedstill.node.refusal_text import public_text
-from fedstill.node.refusals import Refusals
+from fedstill.node.folder_log import SecurityEvents
+from fedstill.node.limits import allowed_memory_bytes, enforce_limits, limit_process_memory
+from fedstill.node.refusals import Refusals, public_text
 from fedstill.node.replies import (
     NOT_JOINED,
     NodeStatus,
@@ -46,8 +46,7 @@ from fedstill.node.replies import (
     ReleaseReply,
     ReplyPayload,
 )
-from fedstill.node.requests import ApprovalRequests, requires_approval
-from fedstill.node.security_events import SecurityEvents
+from fedstill.node.run_folder import PublicDataCache
 from fedstill.node.session import Session
 from fedstill.protocol.messages import (
     AnswerQuery,
@@ -158,7 +157,7 @@ class NodeService:
         for rule, size in (("max_message", len(message)), ("max_header", header_size(message))):
             limit = getattr(policy, rule)
             if limit and size > limit:
-                raise QueryRefused(self.name, "message", f"{rule}: {limit}, and it has {size} bytes")
+                admission.refuse(self.name, "message", f"{rule}: {limit}, and it has {size} bytes")
 
     def _serve(self, header: Mapping[str, Any], tensors: Tensors) -> tuple[ReplyPayload, Tensors]:
         """Return the reply to a message, and the released tensors."""
@@ -209,8 +208,8 @@ class NodeService:
         if server in self._former_servers:  # its run may differ from the current one
             raise ArgumentError("server", server, "the current server process")
         policy = self.file.policy
-        admission.require_server(self.name, policy, self.server_fingerprint)  # before the plan is parsed
-        admission.require_hour(self.name, policy, "join")
+        request = RunFacts(policy, self.server_fingerprint)
+        admission.require(self.name, "join", SERVER_RULES, request)  # before the plan is parsed
         status = self.join(RunPlan.from_dict(message.plan, policy.plugins), public_tensors)
         if server != self._server:  # the earlier process ended; restart the message counter
             self._former_servers.append(self._server)
@@ -261,7 +260,7 @@ class NodeService:
                 self.server_fingerprint,
             ):
                 if self._joins >= MAX_JOINS:  # each join is an entry of the audit log
-                    raise QueryRefused(self.name, "join", f"a process joins {MAX_JOINS} runs at most")
+                    admission.refuse(self.name, "join", f"a process joins {MAX_JOINS} runs at most")
                 self.leave()
                 self.events.close()  # each run begins with a check of the whole log
                 arguments = (
@@ -300,7 +299,7 @@ class NodeService:
         Raises:
             QueryRefused: with the rule.
         """
-        admission.require_hour(self.name, self.file.policy, query)
+        admission.refuse(self.name, query, admission.hours(RunFacts(self.file.policy)))
         if session.approved is not None:
             self.requests.require_still_approved(
                 session.plan.run, self.server_fingerprint, session.approved.sha256, query
@@ -308,11 +307,10 @@ class NodeService:
 
     def require_admission(self, plan: RunPlan) -> None:
         """Refuse servers, hours, schemas, classes and too few nodes, before anything of a run is stored."""
-        admission.require_server(self.name, self.file.policy, self.server_fingerprint)
-        admission.require_hour(self.name, self.file.policy, "join")
-        admission.require_schema(self.name, self.schema, plan.spec.schema)
-        admission.require_classes(self.name, self.file.data.classes, plan.spec.classes)
-        admission.require_nodes(self.name, self.file.policy, plan.min_nodes)
+        spec, own = plan.spec, self.file.data
+        names = (self.schema, own.classes, spec.schema, spec.classes)
+        request = RunFacts(self.file.policy, self.server_fingerprint, *names, plan.min_nodes)
+        admission.require(self.name, "join", RUN_RULES, request)
 
     def require_approved(self, plan: RunPlan, public: PublicData | None) -> RunDescription | None:
         """Refuse a run that the policy does not admit, or that waits for the owner's approval.

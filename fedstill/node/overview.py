@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstill.node import audit_log_inspection, owner_folder
+from fedstill.core.errors import ArgumentError
+from fedstill.node import folder_log, owner_folder
+from fedstill.node.approvals import ApprovalRequest, ApprovalRequests
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, REFUSED, RELEASES, SECURITY_EVENTS, is_about_data
 from fedstill.node.audit_log import AuditLog
+from fedstill.node.folder_log import as_security_event
 from fedstill.node.node_file import NodeFile
-from fedstill.node.requests import ApprovalRequest, ApprovalRequests
-from fedstill.node.security_events import as_security_event
-from fedstill.node.spent_budget import SpentBudget, compute_spent_budget
-from fedstill.privacy.config import PrivacyConfig
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.budget import remaining_epsilon
+from fedstill.privacy.config import Accountant, PrivacyConfig
+from fedstill.privacy.events import cost_from_dict
 
 MAX_RUNS = 20  # latest runs with computed budgets
 MAX_EVENTS = 50  # last security events
@@ -73,12 +76,12 @@ def read_overview(folder: Path) -> Overview:
     costs: dict[str, SpentBudget] = {}
     events: deque[Mapping[str, Any]] = deque(maxlen=MAX_EVENTS)
     fault, entries = (
-        audit_log_inspection.missing_log_fault(audit_log_inspection.audit_path(file, folder), folder),
+        folder_log.missing_log_fault(folder_log.audit_path(file, folder), folder),
         0,
     )
-    if fault is None and audit_log_inspection.audit_path(file, folder).exists():
+    if fault is None and folder_log.audit_path(file, folder).exists():
         try:
-            with closing(audit_log_inspection.open_audit(file, folder, read_only=True)) as audit:
+            with closing(folder_log.open_audit(file, folder, read_only=True)) as audit:
                 entries, fault = _add_entries(audit, releases, events), audit.fault
                 costs = _run_costs(audit, file.privacy, file.privacy.unit(file.data.group))
         except AuditError as error:
@@ -126,3 +129,72 @@ def _run_costs(audit: AuditLog, privacy: PrivacyConfig, unit: str) -> dict[str, 
         for run in ([ALL_RUNS, *reversed(runs[-MAX_RUNS:])] if runs else [])
         for delta in [privacy.total_budget[1] if run == ALL_RUNS else privacy.delta]
     }
+
+
+# --- costs and budgets ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SpentBudget:
+    """Privacy cost of a run, or of all runs of a payer.
+
+    Args:
+        no_guarantee: number of releases without a guarantee.
+        events: number of charges of each event; None: not known, for example after an edited entry, or
+            charges in two units (records and patients), which cannot be added.
+        epsilon: epsilon of these events; None: no guarantee, or not known.
+        remaining: remaining epsilon of the owner's budget, at that budget's delta; None: no budget, or not
+            known.
+    """
+
+    no_guarantee: int
+    events: Mapping[str, int] | None = None
+    epsilon: float | None = None
+    remaining: float | None = None
+
+
+def compute_spent_budget(
+    audit: AuditLog,
+    payer: str,
+    run: str,
+    delta: float,
+    accountant: Accountant,
+    budget: PrivacyConfig | None = None,
+    unit: str = "",
+) -> SpentBudget:
+    """Return the cost of a run, or of all runs (:data:`~fedstill.node.audit_entries.ALL_RUNS`).
+
+    Args:
+        audit: the audit log.
+        payer: whose charges count.
+        run: name of the run.
+        delta: delta of the returned epsilon.
+        accountant: accountant of the returned epsilon.
+        budget: the owner's budget; None: no remainder is computed.
+        unit: the privacy unit of current charges; after charges in another unit nothing remains.
+    """
+    spending = audit.totals.spending(payer, run)
+    events, no_guarantee = (
+        (spending.total_events, spending.total_no_guarantee)
+        if run == ALL_RUNS
+        else (spending.run_events, spending.run_no_guarantee)
+    )
+    units = audit.totals.units(payer, run)
+    if len(units) > 1:
+        return SpentBudget(no_guarantee)
+    is_unknown = no_guarantee or len(units - {unit})
+    try:
+        cost = cost_from_dict(events)
+        remaining = (
+            None
+            if budget is None
+            else remaining_epsilon(budget, events, is_unknown, all_runs=run == ALL_RUNS)
+        )
+        return SpentBudget(
+            no_guarantee,
+            dict(events),
+            None if no_guarantee else compute_epsilon(cost, delta, accountant),
+            remaining,
+        )
+    except ArgumentError:
+        return SpentBudget(no_guarantee)

@@ -1,17 +1,24 @@
-"""Refusals of a node: the reply to the server, and entries in the owner's logs."""
+"""Refusals of a node: the reply to the server, entries in the owner's logs, and public texts."""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from fedstill.core.errors import NodeDataError, QueryRefused
+from fedstill.core.errors import (
+    FedstillError,
+    NodeDataError,
+    PluginError,
+    PredictorError,
+    QueryRefused,
+    RunFolderError,
+)
 from fedstill.core.text_format import to_printable_line
 from fedstill.node.audit_database import AuditError
-from fedstill.node.refusal_text import is_internal, public_text, refusal_rule
-from fedstill.node.security_events import MAX_REFUSALS, SecurityEvents
+from fedstill.node.folder_log import MAX_REFUSALS, SecurityEvents
 from fedstill.node.session import Session
 from fedstill.protocol.messages import MAX_NUMBER
 
@@ -93,3 +100,41 @@ class Refusals:
             self._events.record_refused_query(server, refusal_rule(error), session.plan.run, query, number)
         except (AuditError, QueryRefused) as fault:
             logger.error("the audit log cannot be written: %s", fault)
+
+
+INTERNAL_ERRORS = (
+    AuditError,
+    NodeDataError,
+    PluginError,
+    PredictorError,
+    RunFolderError,
+)  # their texts are for the owner only
+
+
+# --- texts ------------------------------------------------------------------------------------------
+
+
+def public_text(error: Exception) -> str:
+    """Return the text of an error that a server may see; internal errors get a fixed text."""
+    if is_internal(error):
+        return "its data or model failed: see its log"
+    if isinstance(error, OSError) and isinstance(error.errno, int):
+        return os.strerror(error.errno)
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def is_internal(error: Exception) -> bool:
+    """Return whether only the node's owner may see an error.
+
+    All unexpected errors are internal: even the type may depend on a record. The operating system's texts
+    about disks do not, but libraries raise the same error with their own texts.
+    """
+    if isinstance(error, INTERNAL_ERRORS):
+        return True
+    is_system_error = isinstance(error, OSError) and isinstance(error.errno, int)
+    return not is_system_error and not isinstance(error, FedstillError)
+
+
+def refusal_rule(error: Exception) -> str:
+    """Return the reason of a refusal for a log line: the policy's rule, or the public text."""
+    return to_printable_line(error.rule if isinstance(error, QueryRefused) else public_text(error))

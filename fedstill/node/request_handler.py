@@ -1,27 +1,36 @@
-"""Request handler of a group of nodes: queries come in, responses are released through the gates."""
+"""Request handler of a group of nodes: queries come in, responses are released through the gates.
+
+Recent queries and responses are kept for a server that repeats a query because a reply was lost. Gradients
+of a query's inputs are computed from the server's gradients of the outputs. The functions of queries run
+node by node, stacked, or on a GPU as captured CUDA graphs.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import NodeFault, QueryMismatch, QueryRefused
+from fedstill.core.cuda_graphs import CudaGraphStep, ModelAndOptimizerTensors, make_capturable
+from fedstill.core.errors import ArgumentError, NodeFault, QueryMismatch
+from fedstill.node.admission import json_size, refuse
 from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
-from fedstill.node.exchanges import Exchange, RecentExchanges
-from fedstill.node.handler_runner import HandlerRunner
-from fedstill.node.input_gradients import check_output_gradients, compute_input_gradients
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup, stacking_key
+from fedstill.node.node_group import NodeGroup, stack_tensors, stacking_key
+from fedstill.node.node_view import NodeView
 from fedstill.node.run_budgets import RunBudgets
+from fedstill.node.stacked_calls import QuerySamples, map_nodes
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.payload_kinds import GRADIENTS
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.queries import NodeSetting, NodeSide, Query
 from fedstill.protocol.tensor_forms import sent_query_fault
-from fedstill.protocol.wire_format import Tensors, WireConfig, bytes_by_kind, decompress
+from fedstill.protocol.wire_format import Tensors, WireConfig, bytes_by_kind, decompress, tensor_bytes
 
 
 class RequestHandler:
@@ -136,7 +145,8 @@ class RequestHandler:
         if any(number <= self._last_numbers[node.name] for node in self.group.nodes):
             raise QueryMismatch(self.group.nodes[0].name, name, number)
         for node in self.group.nodes:
-            node.gate.check_json_values(query, tensors)
+            refuse(node.name, name, json_size(node.gate.policy, query, tensors))
+        query.decode_inputs(tensors)  # invalid JSON values, before anything is charged
         received_bytes = bytes_by_kind(wire_tensors, query.sends)
         received = [
             _make_received_query(node, query, number, content_hash, received_bytes)
@@ -159,8 +169,7 @@ class RequestHandler:
         for node in self.group.nodes:
             inputs, outputs = node.data.inputs, node.gate.output_shape
             fault = sent_query_fault(query, tensors, inputs.shape[1:], outputs, inputs.dtype)
-            if fault is not None:
-                raise QueryRefused(node.name, query.name, f"tensors: {fault}")
+            refuse(node.name, query.name, None if fault is None else f"tensors: {fault}")
 
     def compute_responses(self, number: int) -> None:
         """Compute the responses to the received query, unless they exist already."""
@@ -376,3 +385,234 @@ def _make_received_query(
     return ReceivedQuery(
         number, query.name, content_hash, history_hash, received_bytes, node.pretraining_hash
     )
+
+
+MAX_EXCHANGES = 4
+MAX_BYTES = 2**26  # fewer if they are large, but at least one
+
+
+# --- recent queries and responses -------------------------------------------------------------------
+
+
+@dataclass
+class Exchange:
+    """One query and its response, from arrival until it is dropped.
+
+    Attributes:
+        query: the declaration.
+        content_hash: digest of the query.
+        received: the query as received, one per node in the group's order.
+        tensors: tensors that came with it, until all responses are released.
+        differentiable: whether the graph is kept.
+        inputs: ``(G, ...)``, leaves of the graph.
+        outputs: ``(G, ...)``, with the graph until the next query; lists if they cannot be stacked.
+        releases: released tensors, one per node in the group's order.
+        received_gradients: output gradients as received, by node.
+        input_gradients: ``(G, ...)``, one per differentiable input.
+        released_gradients: released input gradients, by node.
+        is_graph_freed: whether graph and outstanding responses were dropped.
+    """
+
+    query: Query
+    content_hash: str
+    received: list[ReceivedQuery]
+    tensors: Tensors
+    differentiable: bool
+    inputs: Tensors = field(default_factory=dict)
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    releases: list[Tensors] = field(default_factory=list)
+    received_gradients: dict[str, ReceivedQuery] = field(default_factory=dict)
+    input_gradients: list[torch.Tensor] = field(default_factory=list)
+    released_gradients: dict[str, Tensors] = field(default_factory=dict)
+    is_graph_freed: bool = False
+
+
+class RecentExchanges(OrderedDict[int, Exchange]):
+    """The last exchanges, by query number."""
+
+    def keep(self, number: int, exchange: Exchange) -> None:
+        """Add an exchange; free the graphs of earlier ones and drop the oldest."""
+        for older in self.values():
+            older.inputs, older.outputs, older.is_graph_freed = {}, {}, True
+        self[number] = exchange
+        while len(self) > (MAX_EXCHANGES if self._bytes() <= MAX_BYTES else 1):
+            self.popitem(last=False)
+
+    def _bytes(self) -> int:
+        releases = [release for exchange in self.values() for release in exchange.releases]
+        return sum(tensor_bytes(tensor) for release in releases for tensor in release.values())
+
+
+# --- input gradients --------------------------------------------------------------------------------
+
+
+def check_output_gradients(exchange: Exchange, node: str, gradients: Tensors) -> None:
+    """Refuse output gradients that do not belong to a response, before anything is computed with them.
+
+    Only facts that the server knows are used: names and shapes of the released tensors. Whether the numbers
+    are finite is checked on arrival (:meth:`~fedstill.node.gate.Gate.check_tensors`).
+
+    Args:
+        exchange: the query, with outputs and their graph.
+        node: name of the node.
+        gradients: output gradients of this node, as they were sent.
+
+    Raises:
+        QueryRefused: names that were not released, dtypes other than float32, other shapes, or a query
+            without differentiable inputs.
+    """
+    decompressed, rule = decompress(gradients), None
+    outputs = {name: part for name, part in exchange.outputs.items() if isinstance(part, torch.Tensor)}
+    if not exchange.query.differentiable:
+        rule = "gradients: the response has no differentiable inputs"
+    elif not decompressed or not decompressed.keys() <= outputs.keys():
+        rule = f"gradients: expected some of {sorted(outputs)}, got {sorted(decompressed)}"
+    else:
+        for name, tensor in decompressed.items():
+            shape = tuple(outputs[name].shape[1:])  # without the node axis
+            if tensor.dtype != torch.float32 or tuple(tensor.shape) != shape:
+                received = f"{tensor.dtype} {tuple(tensor.shape)}"
+                rule = f"gradients: {name} is {received} (expected torch.float32 {shape})"
+    refuse(node, exchange.query.name, rule)
+
+
+def compute_input_gradients(
+    exchange: Exchange, nodes: Sequence[Node], output_gradients: Mapping[str, Tensors]
+) -> list[torch.Tensor]:
+    """Compute the gradients of a query's inputs, ``(G, ...)`` each, zero for nodes without output
+    gradients.
+
+    Args:
+        exchange: the query, its inputs, and outputs with their graph.
+        nodes: the nodes of the group.
+        output_gradients: output gradients, by node and name.
+
+    Returns:
+        One tensor per differentiable input; an empty list if no output with a gradient depends on them.
+    """
+    weighted = {
+        node.name: _decode(node, exchange, gradients)
+        for node in nodes
+        if (gradients := output_gradients.get(node.name))
+    }
+    sample = next(iter(weighted.values()), {})
+    # Outputs that do not depend on the inputs (a mean over the node's examples) have no gradient.
+    outputs = {key: output for key, output in exchange.outputs.items() if isinstance(output, torch.Tensor)}
+    names = [key for key, output in outputs.items() if output.requires_grad and key in sample]
+    if not names:
+        return []
+    zeros = {key: torch.zeros_like(sample[key]) for key in names}
+    per_node = [weighted.get(node.name, zeros) for node in nodes]
+    grads = torch.autograd.grad(
+        [exchange.outputs[key] for key in names],
+        [exchange.inputs[key] for key in exchange.query.differentiable],
+        [stack_tensors([gradients[key] for gradients in per_node]) for key in names],
+    )
+    return list(grads)
+
+
+def _decode(node: Node, exchange: Exchange, gradients: Tensors) -> Tensors:
+    encoder = node.gate.encoder
+    return decompress(gradients) if encoder is None else encoder.weight_gradients(exchange.query, gradients)
+
+
+# --- functions of queries ---------------------------------------------------------------------------
+
+
+class HandlerRunner:
+    """Runs the functions of queries of one group of nodes, as CUDA graphs if query and networks allow it."""
+
+    def __init__(self, group: NodeGroup, setting: NodeSetting, compute: Compute) -> None:
+        self.group, self.setting, self.compute = group, setting, compute
+        self._samples: dict[str, QuerySamples] = {}  # by query name
+        self._graphs: dict[str, CudaGraphStep | None] = {}  # by query name; None: called without a graph
+        self._number = 0  # of the current query
+
+    def __call__(
+        self, query: Query, number: int, inputs: Tensors, values: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Return the outputs for tensors ``(G, ...)`` and plain values."""
+        self._number = number
+        if query.name not in self._graphs:
+            self._graphs[query.name] = self._capture(query)
+        graph = self._graphs[query.name]
+        if graph is None:
+            return self._call(query, number, inputs, values)
+        for node in self.group.nodes:
+            node.set_learning_rates(query.trains)
+        return graph(**inputs, **self._samples[query.name].take(self.group.nodes, number))
+
+    def _call(
+        self,
+        query: Query,
+        number: int,
+        inputs: Tensors,
+        values: Mapping[str, Any],
+        samples: QuerySamples | None = None,
+    ) -> Mapping[str, Any]:
+        # The server sends all nodes the same. Inputs with gradients are copied, as each node has its own.
+        copied = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
+        shared = {name: tensor[0] for name, tensor in inputs.items() if name not in copied}
+        setting = self.setting
+        if query.stackable:
+
+            def one(node: NodeView, **tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:
+                return _checked_response(query, query.function(node, **shared, **tensors, **values))
+
+            make_view = partial(NodeView, self.group, setting, number, samples=samples)
+            outputs: Mapping[str, Any] = map_nodes(one, make_view, len(self.group), copied)
+            return outputs
+        responses = []
+        for row, node in enumerate(self.group.nodes):
+            view = NodeView(NodeGroup([node]), setting, number)
+            own = {name: tensor[row] for name, tensor in copied.items()}
+            response = query.function(view, **shared, **own, **values)
+            responses.append(_checked_response(query, response))
+        names = {name for response in responses for name in response}
+        if any(len(response) < len(names) for response in responses):
+            expected = f"{sorted(names)} from each node"
+            raise ArgumentError(f"response of query {query.name}", "different names", expected)
+        return {name: _join_nodes(query, name, [each[name] for each in responses]) for name in responses[0]}
+
+    def _capture(self, query: Query) -> CudaGraphStep | None:
+        nodes = self.group.nodes
+        modules = [module for node in nodes for module in node.modules.values()]
+        can_capture = query.is_capturable and self.compute.uses_cuda_graphs(*modules)
+        if nodes[0].dp_sgd_parameters or not can_capture:
+            return None
+        optimizers = [node.optimizers[role] for node in nodes for role in query.trains]
+        for optimizer in optimizers:
+            make_capturable(optimizer)
+        samples = self._samples[query.name] = QuerySamples()
+
+        def step(**tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:
+            samples.put(tensors)
+            return self._call(query, self._number, tensors, {}, samples)
+
+        return CudaGraphStep(step, ModelAndOptimizerTensors(modules, optimizers))
+
+
+def _checked_response(query: Query, response: object) -> Mapping[str, Any]:
+    """Return one node's response, if it maps names to tensors. The gate refuses undeclared ones.
+
+    Raises:
+        ArgumentError: no mapping, or an item that is not a tensor without being declared as a JSON value.
+    """
+    if not isinstance(response, Mapping):
+        found = type(response).__name__
+        raise ArgumentError(f"response of query {query.name}", found, "a mapping from names to tensors")
+    for name, value in response.items():
+        if name not in query.details.json_values and not isinstance(value, torch.Tensor):
+            expected = "a tensor; any JSON value if json_values names it"
+            raise ArgumentError(f"{name} of query {query.name}", f"a {type(value).__name__}", expected)
+    return response
+
+
+def _join_nodes(query: Query, name: str, values: list[Any]) -> Any:
+    """Return the part of all nodes' responses under a name, ``(G, ...)``, or a list if it is not stacked."""
+    if name in query.unstacked:
+        return values
+    shapes = sorted({tuple(value.shape) for value in values})
+    if len(shapes) > 1:
+        raise ArgumentError(f"shapes of {name} of query {query.name}", shapes, "equal ones, or ragged")
+    return stack_tensors(values)

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from functools import cached_property
 
-from fedstill.core.errors import QueryRefused
+from fedstill.node.admission import refuse
 from fedstill.node.audit_entries import RESPONSE, TRAINING, TRAINING_RESULT, Entry, ReceivedQuery
 from fedstill.node.audit_log import AuditLog, Spending
 from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
@@ -75,11 +75,9 @@ class RunBudgets:
             return f"privacy budget: {error}"
         return None
 
-    def require_affordable(self, received: ReceivedQuery, query: Query, inputs: Tensors) -> None:
-        """Refuse a query whose response would exceed a budget, before anything is computed.
-
-        Raises:
-            QueryRefused: with the remaining budget and the cost.
+    def expected_cost(self, received: ReceivedQuery, query: Query, inputs: Tensors) -> PrivacyCost | None:
+        """Return the cost of a query that is not charged yet, before anything is computed, with that of
+        training on which its response depends; None: no guarantee.
         """
         shapes = self.mechanism.expected_shapes(query, inputs)[RESPONSE]
         cost = total_cost(self.mechanism.query_costs(query, RESPONSE, shapes, inputs))
@@ -95,7 +93,7 @@ class RunBudgets:
         training_cost = total_cost(self.mechanism.training_costs(query, inputs))
         if cost is not None and training_cost and self.charged_attempts(received, query, inputs):
             cost = cost - training_cost  # repeated query: its training is charged already
-        self.require_within_budget(self.audit.spending(self.payer, self.run), cost, query.name)
+        return cost
 
     # --- private training -------------------------------------------------------------------------------
 
@@ -207,18 +205,20 @@ class RunBudgets:
 
     def _charge(self, entry: Entry, query: str) -> None:
         cost = None if entry.no_guarantee else cost_from_dict(entry.cost)
-        self.audit.charge(entry, lambda spending: self.require_within_budget(spending, cost, query))
+        node = self.mechanism.node
+        self.audit.charge(entry, lambda spending: refuse(node, query, self.budget_fault(spending, cost)))
 
     # --- budget checks ----------------------------------------------------------------------------------
 
-    def require_within_budget(self, spending: Spending, cost: PrivacyCost | None, query: str) -> None:
-        """Refuse a charge that would exceed a budget, with :class:`QueryRefused`."""
+    def budget_fault(self, spending: Spending, cost: PrivacyCost | None) -> str | None:
+        """Return the reason why a charge would exceed a budget, or None."""
         try:
             self._require_same_unit(spending)
             self.run_budget.check(cost_from_dict(spending.run_events), cost)
             self.total_budget.check(cost_from_dict(spending.total_events), cost)
         except BudgetExceeded as error:
-            raise QueryRefused(self.mechanism.node, query, f"privacy budget: {error}") from error
+            return f"privacy budget: {error}"
+        return None
 
     def _require_same_unit(self, spending: Spending) -> None:
         """Refuse further charges after releases without a guarantee, or after charges in another privacy

@@ -1,4 +1,6 @@
-"""A node's files of one run: its setup, its salt and its checkpoints; and the disk space of all runs."""
+"""A node's files of one run: its setup, its salt and its checkpoints; public data, and the disk space of all
+runs.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ import torch
 
 from fedstill.core import private_files
 from fedstill.core.checkpoint import load_state, save_state
-from fedstill.core.errors import QueryRefused, RunFolderError
+from fedstill.core.errors import RunFolderError
 from fedstill.core.run_writer import read_object
-from fedstill.node import audit_log_inspection
+from fedstill.data.public import PublicData
+from fedstill.node import folder_log
+from fedstill.node.admission import refuse
 from fedstill.node.node_file import NodeFile
-from fedstill.protocol.run_plan import PLAN_FILE
-from fedstill.protocol.wire_format import tensor_bytes
+from fedstill.protocol.run_plan import PLAN_FILE, RunPlan, read_public
+from fedstill.protocol.wire_format import Tensors, tensor_bytes
 
 RUNS, PUBLIC = "runs", "public"  # folders that a server's messages can fill
 FREE_SPACE_ADVICE = "the node's owner moves folders of finished runs out of runs/"
@@ -48,7 +52,7 @@ class RunFolder:
         self.path, self.saved_at = folder / RUNS / run, time.monotonic()
         self._salt = secrets.token_hex(16)  # for a new run
         self._folder, self._node, self._policy = folder, file.name, file.policy
-        self._audit = audit_log_inspection.audit_path(file, folder)
+        self._audit = folder_log.audit_path(file, folder)
         runs = [path for path in (folder / RUNS).glob("*") if path.is_dir()]
         self._other_bytes = sum(
             _bytes_on_disk(path) for path in (*runs, folder / PUBLIC) if path != self.path
@@ -56,17 +60,17 @@ class RunFolder:
         if not self.path.exists():
             if file.policy.max_runs and len(runs) >= file.policy.max_runs:
                 rule = f"max_runs: {file.policy.max_runs}, and {len(runs)} are in runs/; {FREE_SPACE_ADVICE}"
-                raise QueryRefused(file.name, "join", rule)
+                refuse(file.name, "join", rule)
             self.require_space("join")
 
     def require_space(self, query: str, extra_bytes: int = 0) -> None:
         """Refuse a query that would write ``extra_bytes`` to a full disk, with QueryRefused."""
         limit = self._policy.max_disk
-        logged = audit_log_inspection.log_size_bytes(self._audit)
+        logged = folder_log.log_size_bytes(self._audit)
         if limit and self._other_bytes + _bytes_on_disk(self.path) + logged + extra_bytes >= limit:
             reached = "which runs/, public/ and the node's audit log have reached"
             rule = f"max_disk: {limit}, {reached}; {FREE_SPACE_ADVICE}"
-            raise QueryRefused(self._node, query, rule)
+            refuse(self._node, query, rule)
 
     @property
     def has_begun(self) -> bool:
@@ -157,7 +161,7 @@ class RunFolder:
 
     def checkpoints(self) -> list[int]:
         """Return the query numbers of all checkpoints; :class:`RunFolderError` if a file has another name."""
-        return checkpoints_in(self.path)
+        return checkpoint_query_numbers(self.path)
 
     def save_checkpoint(self, query_number: int, state: Any) -> None:
         """Save the state before a query; keep the last :data:`MAX_CHECKPOINTS`."""
@@ -172,7 +176,7 @@ class RunFolder:
                 (self.path / checkpoint_name(later)).unlink()
 
 
-def checkpoints_in(folder: Path) -> list[int]:
+def checkpoint_query_numbers(folder: Path) -> list[int]:
     """Return the query numbers of the checkpoints in a run's folder; see :meth:`RunFolder.checkpoints`."""
     numbers = []
     for path in folder.glob("checkpoint-*.safetensors"):
@@ -212,3 +216,48 @@ def _bytes_on_disk(folder: Path) -> int:
             except FileNotFoundError:
                 continue
     return total
+
+
+# --- public data ------------------------------------------------------------------------------------
+
+
+class PublicDataCache:
+    """Public data in a node's folder, of one run or of several with the same data."""
+
+    def __init__(self, folder: Path, file: NodeFile) -> None:
+        self._folder, self._file = folder, file
+
+    def read(self, plan: RunPlan, tensors: Tensors) -> PublicData | None:
+        """Return a plan's public data: received, or from the cache; None if the plan has none, or none are
+        here.
+
+        Raises:
+            DataError: the received data are not the plan's, or malformed.
+        """
+        if not plan.public:
+            return None
+        if not tensors:
+            path = self._path(plan)
+            if not path.exists():
+                return None
+            tensors = load_state(path)
+        return read_public(plan, tensors, self._file.policy.max_rows)
+
+    def store(self, plan: RunPlan, tensors: Tensors) -> None:
+        """Store a plan's public data in place of other ones.
+
+        Raises:
+            QueryRefused: the owner's policy leaves no space for them.
+        """
+        path = self._path(plan)
+        stored = {name: tensors[name] for name in ("inputs", "labels") if name in tensors}
+        RunFolder(self._folder, self._file, plan.run).require_space(
+            "join", sum(map(tensor_bytes, stored.values()))
+        )
+        private_files.make_folder(path.parent)
+        for old_file in path.parent.glob("*.safetensors"):  # one set only: a server could fill the disk
+            old_file.unlink()
+        save_state(path, stored)
+
+    def _path(self, plan: RunPlan) -> Path:
+        return self._folder / "public" / f"{plan.public}.safetensors"

@@ -45,12 +45,11 @@ from fedstill.core.errors import ArgumentError, DataError, QueryMismatch, QueryR
 from fedstill.core.startup_kit import KIT_FOLDER
 from fedstill.data.public import PublicData
 from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
-from fedstill.node.exchanges import MAX_EXCHANGES
 from fedstill.node.gate import Gate
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.replies import AgreementCodes, ReplyPayload
-from fedstill.node.request_handler import RequestHandler
+from fedstill.node.request_handler import MAX_EXCHANGES, RequestHandler
 from fedstill.node.run_folder import RELEASED_COUNTS, RunFolder
 from fedstill.protocol.digests import chain_digest, sha256_digest
 from fedstill.protocol.messages import ConfirmSurvivors, ReceiveKeys, RevealMasks, SendKeys, SumMessage
@@ -76,6 +75,7 @@ from fedstill.protocol.wire_format import Tensors, decompress
 logger = logging.getLogger("fedstill.node")
 
 SUM_HISTORY_FILE = "summed.json"
+UNMASKED = "sums: responses of this run are released under masks only"
 UNLESS_ALLOWED = "unless its owner sets sums_may_differ = true"
 MAX_OPEN_SUMS = 8  # sums that a server may still finish: responses and gradients of recent queries
 
@@ -210,7 +210,7 @@ class MaskedReleases(SumEncoder):
         super().__init__(gate)
         self.masks, self.side, self._folder = masks, side, folder
         self.query_history_hash = ""
-        self._incoming: tuple[int, SumRequest | None, str] = -1, None, ""  # number, request, query's hash
+        self._incoming: tuple[int, SumRequest | None] = -1, None  # query number and request
         self._contributions: OrderedDict[tuple[int, str], _Contribution] = OrderedDict()
 
     def load_counts(self) -> None:
@@ -242,7 +242,7 @@ class MaskedReleases(SumEncoder):
         if known is not None and known.request != request:
             raise QueryMismatch(self.gate.node, name, number)
         query_hash = self._hash_query(name, number, tensors, differentiable, request)
-        self._incoming = number, request, query_hash
+        self._incoming = number, request
         handler.admit_query(name, number, tensors, differentiable)
         if known is None:
             # Before anything is computed: whatever happens then, later masks differ from those without it.
@@ -268,7 +268,7 @@ class MaskedReleases(SumEncoder):
         known = self._contributions.get((number, GRADIENT))
         if known is not None and known.request != request:
             raise QueryMismatch(self.gate.node, "gradient", number)
-        self._incoming, by_node = (number, request, ""), {self.gate.node: gradients}
+        self._incoming, by_node = (number, request), {self.gate.node: gradients}
         try:
             handler.compute_gradients(number, by_node)
         except BaseException:
@@ -298,6 +298,8 @@ class MaskedReleases(SumEncoder):
 
     def admit(self, query: Query) -> None:
         """Admit the sum of a response, or refuse it before anything is computed."""
+        if (rule := self._unmasked_rule(query)) is not None:
+            raise QueryRefused(self.gate.node, query.name, rule)
         if query.sums:
             super().admit(query)
             self.masks.admit(query.name, self._incoming[1], self._weightings(query))
@@ -308,7 +310,7 @@ class MaskedReleases(SumEncoder):
         Raises:
             QueryRefused: gradients of other outputs, or at another scale; or as :meth:`SumMasks.admit`.
         """
-        number, request, _ = self._incoming
+        number, request = self._incoming
         if query.sums:
             decompressed, rule = decompress(gradients), None
             if decompressed.keys() != query.sums.keys():
@@ -329,10 +331,12 @@ class MaskedReleases(SumEncoder):
         Raises:
             QueryRefused: the sum was used for another payload, or counts differ from those of earlier sums.
         """
-        contribution = self._contributions[received.number, part]
-        if not query.sums or contribution.request is None:
+        if not released:
             return released
-        request, masks = contribution.request, self.masks
+        contribution, masks = self._contributions[received.number, part], self.masks
+        request = contribution.request
+        if not query.sums or request is None:  # refused by admit already: nothing leaves without a mask
+            raise QueryRefused(self.gate.node, query.name, UNMASKED)
         add_mask = masks.mask_function(request, query.name, contribution.context)
         replacement = masks.random_replacement_function(request)
         parts = self.contribution(query, released, replacement, masks.has_reached_corruption_limit)
@@ -362,10 +366,18 @@ class MaskedReleases(SumEncoder):
     # --- rules and messages -------------------------------------------------------------------------------
 
     def rules_by_refused_query(self) -> dict[str, str]:
-        """Return the rule that refuses each query because of earlier sums; checked before any training."""
+        """Return the rule that refuses each query whose response cannot be added, or not after earlier sums;
+        checked before any training.
+        """
+        queries = self.side.queries.items()
+        rules = {name: rule for name, query in queries if (rule := self._unmasked_rule(query)) is not None}
         if self.masks.policy.sums_may_differ:
-            return {}
-        return self.masks.history.weighting_conflicts(self.side, self._run_name_if_noised)
+            return rules
+        return {**self.masks.history.weighting_conflicts(self.side, self._run_name_if_noised), **rules}
+
+    @staticmethod
+    def _unmasked_rule(query: Query) -> str | None:
+        return UNMASKED if query.released_kinds() and not query.sums else None
 
     def _weightings(self, query: Query) -> Mapping[str, str]:
         return self.side.weightings(query.name, self._run_name_if_noised)
@@ -534,7 +546,7 @@ class SumMasks:
                 that is not above all earlier ones; other members or weightings than before.
         """
         if request is None:
-            raise QueryRefused(self.name, query, "sums: responses of this run are released under masks only")
+            raise QueryRefused(self.name, query, UNMASKED)
         unknown = sorted(set(request.members) - {*self._shared_keys, self.name})
         rule = None
         if request.number <= self._last_number:  # repeated messages are handled before this call

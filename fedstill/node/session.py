@@ -34,15 +34,25 @@ from fedstill.data.public import PublicData
 from fedstill.models import carries_gradient
 from fedstill.models.module_utils import parameter_count
 from fedstill.models.predictors import file_fingerprint, return_nan_on_failure
-from fedstill.node import memory_limits, owner_folder, owner_model
-from fedstill.node.admission import require_records
+from fedstill.node import folder_check, limits, model_setup, owner_folder
+from fedstill.node.admission import (
+    NODE_RULES,
+    SIZE_RULES,
+    QueryFacts,
+    RunSizes,
+    SizeFacts,
+    first_reason,
+    min_records,
+    refuse,
+    require,
+    training_parts,
+)
 from fedstill.node.audit_entries import NODE_DATA
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.initial_training import InitialTraining
-from fedstill.node.message_limits import QuerySizeLimits, enforce_limits
+from fedstill.node.limits import enforce_limits, wrap_with_parameter_limit
+from fedstill.node.local_training import InitialTraining
 from fedstill.node.model_setup import architecture_hash, prepare_model, require_trainable_batch_size
-from fedstill.node.model_size_limits import wrap_with_parameter_limit
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
 from fedstill.node.node_group import NodeGroup
@@ -63,7 +73,6 @@ from fedstill.protocol.wire_format import SCALE, Tensors, tensor_bytes
 
 logger = logging.getLogger("fedstill.node")
 
-MAX_PARTS = 100_000  # parts of local training
 SECONDS_BETWEEN_SAVES = 5.0  # between two saved states of local training
 
 
@@ -112,18 +121,18 @@ class Session:
         if self.approved is not None and self.run_folder.begun_by not in (None, self.server):
             reason = "another server began it: start a new run"
             raise NodeFault(file.name, "join", f"run {plan.run!r} exists here, but {reason}")
-        self._max_memory = memory_limits.allowed_memory_bytes(file.policy.max_memory, compute.device)
+        self._max_memory = limits.allowed_memory_bytes(file.policy.max_memory, compute.device)
         method = plan.make_method()
         self.task = spec.make_task()
         try:
             data, _ = node_data.load_node_data(file.data, folder, spec, max_bytes=self._max_memory)
-            require_records(file.name, file.policy, len(data))
-            model = owner_model.make_model(file, folder, spec, self._max_memory)
-            owner_folder.require_valid(file, data, model)
+            refuse(file.name, "join", min_records(file.policy, len(data)))
+            model = model_setup.make_model(file, folder, spec, self._max_memory)
+            folder_check.require_valid(file, data, model)
             public_count = 0 if public is None else len(public)
-            memory_limits.check_run(model, spec, len(data), file.local.batch, public_count, self._max_memory)
+            limits.check_run(model, spec, len(data), file.local.batch, public_count, self._max_memory)
             secret = owner_folder.read_secret(folder)
-            features = owner_model.load_perceptual(file, folder, spec)
+            features = model_setup.load_perceptual(file, folder, spec)
             self.compute = compute = compute.for_network(
                 spec.shape, model, force_float32=method.needs_float32
             )
@@ -149,8 +158,7 @@ class Session:
         self.setting = setting
         side = build_node_side(method, self.setting)
         for name, query in side.queries.items():
-            if (rule := query.sum_fault(file.local.optimizer)) is not None:
-                raise QueryRefused(file.name, name, rule)
+            refuse(file.name, name, query.sum_fault(file.local.optimizer))
         self.side = wrap_with_parameter_limit(side, file.policy.max_parameters, file.name)
         examples = keyed_digest(secret, digest("data", {"inputs": data.inputs, "targets": data.targets}))
         run_facts = {
@@ -166,9 +174,7 @@ class Session:
         file, run = self._file, self.plan.run
         privacy_arguments = (file.privacy, self.side, config, self.setting)
         part_count = 0 if self.side.initial_training is None else self.side.initial_training.parts
-        if part_count > MAX_PARTS:  # each takes at least one step
-            rule = f"rounds: {MAX_PARTS} at most, and the plan's number of parts is {part_count}"
-            raise QueryRefused(file.name, "join", rule)
+        refuse(file.name, "join", training_parts(part_count))
         try:
             protect(
                 self.node,
@@ -194,7 +200,7 @@ class Session:
         budgets = self.node.gate.budgets
         if self.sums is not None or (budgets is not None and budgets.mechanism.protects):
             return_nan_on_failure(self.node.model)  # a reported failure would bypass noise and masks
-        self.size_limits = QuerySizeLimits(self.node, self.setting.public, self.plan.spec, self._max_memory)
+        self.sizes = RunSizes(self.node.modules, self.setting.public, self.plan.spec, self._max_memory)
         self.handler = self._new_handler()
         is_differentiable = any(query.differentiable for query in self.side.queries.values())
         self._passes_gradients = not is_differentiable or carries_gradient(
@@ -205,7 +211,7 @@ class Session:
             rule = (
                 f"approve: run {run!r} was approved once, has released responses, and is no longer in runs/"
             )
-            raise QueryRefused(file.name, "join", rule)
+            refuse(file.name, "join", rule)
         binding = "" if budgets is None else budgets.mechanism.setup_hash
         if difference := self.run_folder.bind({**run_facts, "options": binding}, has_released, self.server):
             logger.warning("run %s was begun with another %s", run, difference)
@@ -282,15 +288,13 @@ class Session:
             raise ArgumentError("query", to_printable_line(name), f"one of {', '.join(self.side.queries)}")
         if not self.training.is_done:
             raise NodeFault(self.node.name, name, "its local training is not done yet")
-        rule = self.rules_by_refused_query().get(name)
-        if rule is not None:
-            raise QueryRefused(self.node.name, name, rule)
+        refuse(self.node.name, name, self.rules_by_refused_query().get(name))
         inputs = self.node.data.inputs
         self.run_folder.require_space(name)
         started = time.perf_counter()
         with enforce_limits(self.node.name, name, self.node.gate.policy.max_seconds):
             self.node.gate.check_tensors(name, tensors, query.sends, inputs.shape[1:], inputs.dtype)
-            self.size_limits.require(query, tensors)
+            require(self.node.name, name, SIZE_RULES, SizeFacts(self.sizes, query, tensors))
             placed = self.compute.tensors_to_device(tensors)
             if self.sums is None:
                 (release,) = self.handler.respond(name, number, placed, differentiable)
@@ -356,17 +360,14 @@ class Session:
 
     def rules_by_refused_query(self) -> dict[str, str]:
         """Return the rule that refuses each forbidden query, by name."""
-        max_queries = self.node.gate.policy.max_queries
-        if max_queries and self._count_queries_in_other_runs() >= max_queries:
-            return dict.fromkeys(self.side.queries, f"max_queries: {max_queries}, over all runs")
-        rules = owner_folder.rules_by_refused_query(self._file, self._passes_gradients, self.side.queries)
-        if self.sums is not None:
-            rules = {**self.sums.rules_by_refused_query(), **rules}
-        gate, queries = self.node.gate, self.side.queries
-        gate_rules = {
-            name: gate.refusal_reason(query) for name, query in queries.items() if name not in rules
+        gate, conflicts = self.node.gate, {} if self.sums is None else self.sums.rules_by_refused_query()
+        earlier = self._count_queries_in_other_runs() if gate.policy.max_queries else 0
+        facts = (self._file.local.optimizer, self._passes_gradients, conflicts, earlier)
+        reasons = {
+            name: first_reason(NODE_RULES, QueryFacts(query, gate.policy, gate.budgets, *facts))
+            for name, query in self.side.queries.items()
         }
-        return {**rules, **{name: rule for name, rule in gate_rules.items() if rule is not None}}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def _count_queries_in_other_runs(self) -> int:
         """Return the number of queries about these data in other runs."""

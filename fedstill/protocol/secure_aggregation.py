@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import torch
 from annotated_types import Interval
 
-from fedstill.core.errors import ArgumentError, DataError, NodeFault
+from fedstill.core.errors import ArgumentError, DataError, NodeFault, format_option
 from fedstill.core.options import CheckedOptions
 
 SumWeighting = Literal["sum", "mean", "size", "counts"]
@@ -37,6 +37,39 @@ KEY_BYTES = 32
 GRADIENT_FRACTION_BITS = 36  # of input gradients, for output gradients of scale 1
 
 SumNumber = Annotated[int, Interval(ge=0, lt=2**53)]
+
+
+def linear_sums(
+    is_summed: bool, sums: Mapping[str, SumWeighting], **options: tuple[object, object]
+) -> Mapping[str, SumWeighting]:
+    """Return the weightings of a response that is linear with some options of a method only.
+
+    Args:
+        is_summed: the run has secure aggregation; otherwise no weighting is needed.
+        sums: weighting of each tensor of the response.
+        options: the option's value, and the value with which the response is linear, by option.
+
+    Raises:
+        ArgumentError: other options under secure aggregation; names all that must change.
+
+    >>> linear_sums(True, {"logits": "size"}, levels=(0, 0))
+    {'logits': 'size'}
+    >>> linear_sums(True, {"logits": "size"}, levels=(20, 0))
+    Traceback (most recent call last):
+    ...
+    fedstill.core.errors.ArgumentError: invalid link.secure_aggregation = True (expected false, or ...)
+    """
+    if not is_summed:
+        return {}
+    changes = [
+        format_option(f"method.{name}", needed)
+        for name, (value, needed) in options.items()
+        if value != needed
+    ]
+    if changes:
+        expected = f"false, or {', '.join(changes)}: one linear statistic of each response enters a sum"
+        raise ArgumentError("link.secure_aggregation", True, expected)
+    return sums
 
 
 @dataclass(frozen=True)

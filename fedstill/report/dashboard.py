@@ -21,15 +21,20 @@ from fedstill.core.text_format import (
     to_printable_line,
 )
 from fedstill.federation.admin import ServerStatus
+from fedstill.node.approvals import (
+    MIN_DIGITS_TO_APPROVE,
+    UNPROVEN,
+    ApprovalRequest,
+    describe_request,
+    describe_security_event,
+    requires_approval,
+)
 from fedstill.node.audit_entries import ALL_RUNS, WAITS
-from fedstill.node.overview import Overview
-from fedstill.node.request_text import describe_request, describe_security_event
-from fedstill.node.requests import MIN_DIGITS_TO_APPROVE, UNPROVEN, ApprovalRequest, requires_approval
-from fedstill.node.spent_budget import SpentBudget
+from fedstill.node.overview import Overview, SpentBudget
 from fedstill.privacy.budget import describe_budgets, epsilon_text_rounded_down, epsilon_text_rounded_up
 from fedstill.report import live_page, run_page
 from fedstill.report.live_page import RunProgress, Section
-from fedstill.report.result import RESULT_FILE, Result
+from fedstill.report.records import RESULT_FILE, Result
 from fedstill.report.tables import Cell, Column, Fact, Row, Table, bar, format_with_unit
 
 MAX_RUNS = 100  # the newest ones

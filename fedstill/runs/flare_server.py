@@ -25,6 +25,7 @@ from fedstill.federation.admin import JOB, METRICS, PROGRESS_TOPIC, STOPPED
 from fedstill.federation.flare import RUNS, SERVER_FOLDER, FlareLink, read_environment_variable
 from fedstill.federation.flare_component import subscribe_to_lost_nodes
 from fedstill.runs.remote_run import RemoteRun
+from fedstill.runs.results import write_results
 from fedstill.runs.spec import RunSpec, read_toml
 
 logger = logging.getLogger("fedstill.server")
@@ -130,7 +131,7 @@ class ServerProgram:
         logger.info("run %s begins; it is %s", self.run_name, group_digits(run.description.sha256))
         results = run.run(folder, bars=bars)
         self._link = None  # a node whose process ends now is not lost
-        run.finish({**run.describe_run(), **results}, keep_state=True)
+        write_results(run, {**run.describe_run(), **results}, keep_state=True)
         logger.info("run %s is done", self.run_name)
 
     def _read_config(self, folder: Path) -> RunSpec:

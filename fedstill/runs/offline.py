@@ -37,9 +37,10 @@ from fedstill.protocol.run_plan import RunPlan, public_fingerprint
 from fedstill.protocol.tensor_forms import sent_query_fault
 from fedstill.runs.build import check_method
 from fedstill.runs.remote_run import RemoteRun
+from fedstill.runs.results import write_results
 from fedstill.runs.run import COMMAND, add_tracker_failure_notes, machine_and_date, require_empty_folder
 from fedstill.runs.spec import RunSpec, to_dict, to_toml
-from fedstill.track.tracker_group import TrackerGroup
+from fedstill.track.tracker import TrackerGroup
 
 FILES = "files.json"  # in the run's folder: the files that it uses
 # Options that may change after the queries were sent, in addition to those that the method names. They affect
@@ -150,7 +151,7 @@ def train_from_files(
     del results["link"], results["seconds"]["local_training"], results["seconds"]["centralized"]
     result = {**run.describe_run(), **results, "files": file_info, "command": command, **machine_and_date()}
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(spec)}")
-    run.finish(result)
+    write_results(run, result)
     add_tracker_failure_notes(listeners, result, out)
     return result
 

@@ -26,10 +26,11 @@ from fedstill.core.run_writer import (
 from fedstill.core.text_format import format_count, json_text
 from fedstill.core.version import __version__
 from fedstill.data.config import check_no_validation
+from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec, fingerprint_options, load_toml, to_dict, to_toml
 from fedstill.runs.trained_model_cache import TrainedModels
-from fedstill.track.tracker_group import TrackerGroup
+from fedstill.track.tracker import TrackerGroup
 
 COMMAND = "# Made by: "  # start of the first line of config.toml, before the command that repeats the run
 
@@ -226,7 +227,7 @@ def write_simulation_result(
         Content of ``result.json``.
     """
     result = {**about, **results, **machine_and_date()}
-    simulation.finish(result)
+    write_results(simulation, result)
     add_tracker_failure_notes(simulation.listeners, result, out)
     (out / PROGRESS_FILE).unlink(missing_ok=True)
     return result

@@ -24,8 +24,8 @@ from fedstill.core.options import CheckedOptions, NonNegativeInt
 from fedstill.core.registry import add_search_folders, check_registered_names
 from fedstill.data.builtin import Digits
 from fedstill.data.config import DataConfig
+from fedstill.data.partitioners import Dirichlet, SplitConfig
 from fedstill.data.public import PublicConfig
-from fedstill.data.splits import Dirichlet, SplitConfig
 from fedstill.federation.link_config import LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
@@ -155,7 +155,12 @@ def check_paper_metrics(results: Iterable[PaperMetric], tasks: Iterable[TaskConf
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(CheckedOptions):
-    """Configuration of a run."""
+    """Specification of a run: all its options.
+
+    TOML files, the command line and :func:`fedstill.distil` all make one, and a run is built from it
+    (:mod:`fedstill.runs.build`). Remote nodes get to know a part of it
+    (:func:`fedstill.runs.remote_run.make_run_plan`) and never its options of nodes: these are their owners'.
+    """
 
     name: str = "custom"
     """Name of the run, a part of its folder's name."""

@@ -28,7 +28,7 @@ from fedstill.tasks.body_mask import body_mask
 from fedstill.tasks.classification import Floats
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.numeric_task import NumericTask
-from fedstill.tasks.synthetic_maps import sample_body_regions
+from fedstill.tasks.random_label_maps import sample_body_regions
 from fedstill.tasks.task import Metric, case_indices, mean_by_group
 
 MEAN, STD = 0.5, 0.5  # normalization of all images

@@ -18,7 +18,7 @@ from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event
-from tests.audited import edit
+from tests.support.audit_logs import edit
 
 Capture = pytest.CaptureFixture[str]
 
@@ -136,13 +136,13 @@ def test_show_json_has_total_epsilon_at_given_delta(clinic: Path, capsys: Captur
 def test_show_counts_epsilon_for_each_run_and_for_all(
     clinic: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedstill.node import spent_budget
+    from fedstill.node import overview
 
     def stand_in(spent: dict[Event, int], delta: float, accountant: str) -> float:
         assert accountant == "pld"
         return sum(times / event.noise for event, times in spent.items()) + delta
 
-    monkeypatch.setattr(spent_budget, "compute_epsilon", stand_in)
+    monkeypatch.setattr(overview, "compute_epsilon", stand_in)
     out = stdout_of(capsys, "show", clinic, "--delta", "1e-9")
     assert "delta 1e-09" in " ".join(out.split())
     lines = [line.split() for line in out.splitlines() if line.startswith("clinic")]

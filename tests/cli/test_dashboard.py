@@ -22,17 +22,16 @@ from fedstill.cli.tools import _pages
 from fedstill.core.errors import QueryRefused
 from fedstill.federation import admin
 from fedstill.node import owner_folder
+from fedstill.node.approvals import ApprovalRequests
 from fedstill.node.audit_entries import NODE_DATA, REFUSED, Entry
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.requests import ApprovalRequests
-from fedstill.node.security_events import SecurityEvents
+from fedstill.node.folder_log import SecurityEvents
 from fedstill.protocol.run_plan import describe
 from fedstill.report import page_server
 from fedstill.report.page_server import PageServer
-from tests.audited import edit
-from tests.node.test_node_service import PLAN
-from tests.report.test_report_page import Page, a_folder, a_result
-from tests.report.test_run_progress import HOSTILE, unfinished_run
+from tests.support.audit_logs import edit
+from tests.support.node_services import PLAN
+from tests.support.result_files import HOSTILE, Page, a_folder, a_result, unfinished_run
 
 Reply = tuple[int, Mapping[str, str], str]
 

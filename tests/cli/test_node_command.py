@@ -113,8 +113,7 @@ def test_check_reports_closed_hours(
         "At this hour the node refuses every query: hours: 00:00-00:01, by the clock of the node.\nNo faults."
     )
     for now, expected in ((time(0, 0, 30), False), (time(12), True)):
-        clock = partial(time.replace, now)
-        monkeypatch.setattr(admission, "require_hour", partial(admission.require_hour, clock=clock))
+        monkeypatch.setattr(admission, "RunFacts", partial(admission.RunFacts, now=now))
         code, out, _ = here("check", folder)
         assert (code, output in out) == (0, expected)
         monkeypatch.undo()

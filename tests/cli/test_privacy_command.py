@@ -28,7 +28,7 @@ from fedstill.cli.privacy_plan import (
 )
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
-from fedstill.node import audit_log_inspection, owner_folder
+from fedstill.node import folder_log, owner_folder
 from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.privacy_forecast import find_run_length, forecast, round_noise_up
@@ -38,8 +38,8 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, cost_to_dict
 from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import from_dict, load_toml
-from tests.node.test_node_service import FEDIOD as FEDIOD_OPTIONS
-from tests.node.test_node_service import Clinic
+from tests.support.node_services import FEDIOD as FEDIOD_OPTIONS
+from tests.support.node_services import Clinic
 
 TINY = """
 name = "tiny"
@@ -174,10 +174,8 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     assert clinic.query(7)["kind"] == "QueryRefused"  # the seventh is not in the plan
     clinic.session.close()
     assert plan.cost.cost
-    output = audit_log_inspection.read_total_spent(owner_folder.read_node_file(clinic.folder), clinic.folder)
-    assert output == audit_log_inspection.TotalSpent(
-        cost_to_dict(plan.cost.cost), units=frozenset({"a record"})
-    )
+    output = folder_log.read_total_spent(owner_folder.read_node_file(clinic.folder), clinic.folder)
+    assert output == folder_log.TotalSpent(cost_to_dict(plan.cost.cost), units=frozenset({"a record"}))
 
 
 def test_no_queries_cost_nothing(tmp_path: Path) -> None:

@@ -32,16 +32,15 @@ from fedstill.federation import flare, flare_component, flare_site
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODE, NodeProgram
 from fedstill.node.audit_log import FILE
+from fedstill.node.folder_check import readable_files_warning
+from fedstill.node.folder_log import SecurityEvents
 from fedstill.node.owner_folder import init_folder
-from fedstill.node.permission_check import readable_files_warning
-from fedstill.node.security_events import SecurityEvents
 from fedstill.protocol.wire_format import unpack
 from fedstill.runs.flare_server import ServerProgram
 from fedstill.runs.spec import to_toml
-from tests.audited import edit, releases
-from tests.federation.sites import STEPS, Unbroken, audit_fields, report_time, small, until
-from tests.federation.test_remote import tiny
-from tests.forked import Command
+from tests.support.audit_logs import edit, releases
+from tests.support.links import tiny
+from tests.support.processes import STEPS, Command, Unbroken, audit_fields, report_time, small, until
 
 pytestmark = pytest.mark.waits
 SAME = (

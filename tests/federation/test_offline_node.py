@@ -25,13 +25,13 @@ from fedstill.federation import offline_files, signed_files
 from fedstill.federation.offline_files import Queries, write_queries
 from fedstill.methods._public_data import StudentTraining
 from fedstill.methods.fedkd import FedKD
-from fedstill.node import owner_folder
+from fedstill.node import folder_check, owner_folder
+from fedstill.node.approvals import ApprovalRequests
 from fedstill.node.replies import TrainingProgress
-from fedstill.node.requests import ApprovalRequests
 from fedstill.node.session import Session
 from fedstill.protocol.run_plan import RunPlan, public_fingerprint
 from fedstill.tasks.classification import ClassificationConfig
-from tests.audited import entries, security_events
+from tests.support.audit_logs import entries, security_events
 
 pytest.importorskip("cryptography")
 
@@ -289,7 +289,7 @@ def test_handles_folder_name_that_is_no_text(
         pytest.skip("this file system holds no such name")
     with pytest.raises(ArgumentError, match="UTF-8"):
         owner_folder.read_node_file(node)
-    (fault,) = owner_folder.check_folder(node).faults
+    (fault,) = folder_check.check_folder(node).faults
     assert "clinic\\xff" in fault
     monkeypatch.chdir(node)
     for words in (

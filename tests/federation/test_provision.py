@@ -36,15 +36,15 @@ from fedstill.federation import flare as jobs
 from fedstill.federation import flare_site, provision
 from fedstill.federation.admin import Admin
 from fedstill.node import owner_folder
+from fedstill.node.approvals import ApprovalRequests
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.requests import ApprovalRequests
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.deployment import submit
 from fedstill.runs.remote_run import make_run_plan
 from fedstill.runs.spec import from_dict
-from fedstill.track.tracker_group import TrackerGroup
-from tests.audited import edit, security_events
-from tests.federation.sites import until
+from fedstill.track.tracker import TrackerGroup
+from tests.support.audit_logs import edit, security_events
+from tests.support.processes import until
 
 pytestmark = pytest.mark.waits
 NODES = ("east", "north")

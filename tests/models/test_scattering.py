@@ -11,7 +11,7 @@ import torch
 from fedstill.core.errors import ModelError
 from fedstill.models import build
 from fedstill.models.scattering import WaveletModuli, gaussian_averages, morlet
-from fedstill.node.memory_limits import bytes_per_input
+from fedstill.node.limits import bytes_per_input
 
 H, W, L = 8, 12, 4
 

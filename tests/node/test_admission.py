@@ -14,20 +14,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedstill.core.errors import ArgumentError, QueryRefused
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.errors import ArgumentError
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.table_data import schema_text
-from fedstill.node import admission, owner_folder, requests
+from fedstill.node import admission, approvals, folder_check
+from fedstill.node.approvals import describe_request
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_log import FILE
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.request_text import describe_request
 from fedstill.protocol.run_plan import RunPlan, describe
 from fedstill.tasks.regression import RegressionConfig
-from tests.audited import edit, entries, security_events
-from tests.node.test_node_service import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic
+from tests.support.audit_logs import edit, entries, security_events
+from tests.support.node_services import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic
 
 EACH, LISTED = 'approve = "each run"\n', 'approve = "listed"\n'
 KNOWN, OTHER = "6668 7aad f862 bd77 6c8f c18b 8e9f 8e20", "0" * 32
@@ -72,15 +72,9 @@ def events(clinic: Clinic) -> list[str]:
     ],
 )
 def test_hours_need_different_start_and_end(hours: str, at: str, inside: bool) -> None:
-    def clock() -> datetime:
-        return datetime.strptime(at, "%H:%M")
-
-    policy = PolicyConfig(hours=hours)
-    if inside:
-        admission.require_hour("clinic", policy, "join", clock)
-        return
-    with pytest.raises(QueryRefused, match=f"query 'join' by rule hours: {hours}"):
-        admission.require_hour("clinic", policy, "join", clock)
+    facts = admission.RunFacts(PolicyConfig(hours=hours), now=datetime.strptime(at, "%H:%M"))
+    reason = admission.first_reason(admission.SERVER_RULES, facts)
+    assert reason == (None if inside else f"hours: {hours}, by the clock of the node")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +183,7 @@ def test_declared_normalization_does_not_reveal_largest_value(tmp_path: Path) ->
         spec = replace(PLAN.spec, mean=(mean,), std=(std,))
         clinic.plan = replace(PLAN, run=f"run-{each}", spec=spec)
         assert joined(clinic)
-    report = owner_folder.check_folder(clinic.folder, clinic.plan.spec)
+    report = folder_check.check_folder(clinic.folder, clinic.plan.spec)
     assert any("has values from 0.4 to 0.4 in channel 0" in fault for fault in report.faults)
 
 
@@ -204,7 +198,7 @@ def test_request_names_classes(tmp_path: Path) -> None:
 
 
 AGE, ILL = SchemaColumn(name="age", range=(0.0, 120.0)), SchemaColumn(name="ill", range=(0.0, 1.0))
-SCHEMA = Schema("ill", (AGE, ILL))
+SCHEMA = TableSchema("ill", (AGE, ILL))
 
 
 def ward(folder: Path, data: str = 'schema = "ours.toml"\n') -> Clinic:
@@ -218,11 +212,11 @@ def ward(folder: Path, data: str = 'schema = "ours.toml"\n') -> Clinic:
     return clinic
 
 
-def table_plan(schema: Schema) -> RunPlan:
+def table_plan(schema: TableSchema) -> RunPlan:
     return replace(PLAN, spec=DataSpec.from_schema(RegressionConfig(), schema))
 
 
-def aged(*range: float) -> Schema:
+def aged(*range: float) -> TableSchema:
     return replace(SCHEMA, columns=(replace(AGE, range=range), ILL))
 
 
@@ -263,7 +257,7 @@ def test_run_with_owners_schema_is_admitted_and_changes_are_logged(tmp_path: Pat
 def test_node_with_unreadable_schema_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"data\.schema .*none\.toml"):
         ward(tmp_path / "clinic", 'schema = "none.toml"\n')
-    report = owner_folder.check_folder(tmp_path / "clinic", quick=True)
+    report = folder_check.check_folder(tmp_path / "clinic", quick=True)
     assert any("data.schema" in fault for fault in report.faults)
     with pytest.raises(
         ArgumentError, match=r"invalid data\.schema = 'ours.toml' \(expected empty, as source npz"
@@ -471,7 +465,7 @@ def test_approval_needs_server_if_several_request(tmp_path: Path, command: Main)
 
 
 def test_request_limit_is_per_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MAX_WAITING_PER_SERVER", 2)
+    monkeypatch.setattr(approvals, "MAX_WAITING_PER_SERVER", 2)
     clinic = Clinic(tmp_path / "clinic", EACH)
     clinic.host.server_fingerprint = OTHER
     for steps in range(1, 5):
@@ -484,7 +478,7 @@ def test_request_limit_is_per_server(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_requests_under_new_keys_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MAX_WAITING", 3)
+    monkeypatch.setattr(approvals, "MAX_WAITING", 3)
     clinic = Clinic(tmp_path / "clinic", EACH)
     clinic.host.server_fingerprint = KNOWN
     refused(clinic)
@@ -582,7 +576,7 @@ def test_approved_bytes_limit_releases(tmp_path: Path) -> None:
 
 
 def test_server_cannot_fill_the_disk_with_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MAX_WAITING_PER_SERVER", 2)
+    monkeypatch.setattr(approvals, "MAX_WAITING_PER_SERVER", 2)
     clinic = Clinic(tmp_path / "clinic", EACH)
     for steps in (1, 2, 3):
         clinic.plan = replace(PLAN, method={**FEDIOD, "steps": steps})
@@ -721,3 +715,14 @@ def test_security_events_hold_no_private_values(tmp_path: Path) -> None:
     assert {"refused", "joined", "policy"} <= set(events(clinic))
     for private in ("4711", "31415926535", "40 ", "0.25", str(tmp_path), "(40", "9, 9"):
         assert private not in text, private
+
+
+# --- where refusals come from ---------------------------------------------------------------------------
+
+
+def test_refusals_come_from_admission() -> None:
+    """Others stop a computation: limits, training without noise, and messages of secure aggregation."""
+    folder = Path(admission.__file__).parent
+    raising = {path.stem for path in folder.glob("*.py") if "raise QueryRefused(" in path.read_text()}
+    elsewhere = {"limits", "node_group", "node_view", "run_mechanism", "secure_aggregation"}
+    assert raising == {"admission"} | elsewhere

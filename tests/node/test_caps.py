@@ -22,15 +22,15 @@ from fedstill.core import timing
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.data.public import PublicData
 from fedstill.federation import offline_files
-from fedstill.node import memory_limits
+from fedstill.node import limits
 from fedstill.node.node_service import NodeService
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan, public_fingerprint, public_tensors
 from fedstill.protocol.wire_format import HEADER, METADATA, WireConfig, decode_header, pack
-from tests.forked import FORKING
-from tests.node.test_node_service import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
+from tests.support.node_services import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
+from tests.support.processes import FORKING
 
 GIB = 2**30
 # At a join it is not said what of a run is too large: that would tell how many records there are.
@@ -107,8 +107,8 @@ def join(plan: RunPlan = PLAN, **spec: Any) -> bytes:
 def test_memory_limit_defaults_to_three_quarters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory_limits, "_machine_memory", lambda: 1000)
-    assert [memory_limits.allowed_memory_bytes(limit, torch.device("cpu")) for limit in (7, 0, None)] == [
+    monkeypatch.setattr(limits, "_machine_memory", lambda: 1000)
+    assert [limits.allowed_memory_bytes(limit, torch.device("cpu")) for limit in (7, 0, None)] == [
         7,
         0,
         750,

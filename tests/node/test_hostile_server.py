@@ -28,10 +28,10 @@ from fedstill.protocol.queries import NodeSide
 from fedstill.protocol.run_plan import PLAN_FILE, RunPlan, public_fingerprint, public_tensors
 from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
-from tests.audited import security_events
-from tests.node import test_node_service
-from tests.node.test_node_service import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
-from tests.settings import SETTING
+from tests.support import node_services
+from tests.support.audit_logs import security_events
+from tests.support.node_services import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
+from tests.support.small_world import SETTING
 
 
 def test_reordered_queries_are_charged_and_logged(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.Mon
         assert "kind" in clinic.query(7, wrong)
     refused = [line for line in clinic.lines() if line["part"] == "refused"]
     assert [line["number"] for line in refused] == [7], "the same is one line"
-    monkeypatch.setattr("fedstill.node.security_events.MAX_REFUSALS", 3)
+    monkeypatch.setattr("fedstill.node.folder_log.MAX_REFUSALS", 3)
     for number in range(10):
         assert "kind" in clinic.query(number, wrong)
     assert len([line for line in clinic.lines() if line["part"] == "refused"]) == 3
@@ -500,7 +500,7 @@ def test_overflowing_predictor_gives_noise_and_is_charged(
 ) -> None:
     """By which scale of an input it does, its weights could be read, a refusal at a time."""
     own = 'name = "own:make"\noutput_format = "logits"\ntrain = false'
-    monkeypatch.setattr(test_node_service, "NODE", NODE.replace('name = "mlp:8"', own))
+    monkeypatch.setattr(node_services, "NODE", NODE.replace('name = "mlp:8"', own))
     (tmp_path / "clinic").mkdir()
     (tmp_path / "clinic" / "own.py").write_text(ESTIMATOR)
     method = {"name": "fedzge", "weights": "equal", "ensemble": "logits", "steps": 3, "batch": 1}

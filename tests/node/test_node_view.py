@@ -18,18 +18,17 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.methods import Method, adam, cosine_lr
 from fedstill.models.module_utils import to_vector
-from fedstill.node import handler_runner
-from fedstill.node.handler_runner import HandlerRunner
+from fedstill.node import request_handler
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import PUBLIC_BATCH, NodeView
+from fedstill.node.request_handler import HandlerRunner
 from fedstill.node.stacked_calls import QuerySamples, map_nodes
 from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span
 from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
-from tests.core.test_cuda_graphs import FakeCapture
-from tests.methods.small_world import CLASSES, SHAPE, TASK, made, make_nodes, public_data
+from tests.support.small_world import CLASSES, SHAPE, TASK, FakeCapture, made, make_nodes, public_data
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -446,7 +445,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[FakeCapture]:
         made_captures.append(FakeCapture(static_buffers))
         return CudaGraphStep(step, static_buffers, made_captures[-1])
 
-    monkeypatch.setattr(handler_runner, "CudaGraphStep", capture)
+    monkeypatch.setattr(request_handler, "CudaGraphStep", capture)
     return made_captures
 
 

@@ -28,7 +28,8 @@ from fedstill.core.startup_kit import StartupKit
 from fedstill.data import node_data
 from fedstill.data.data_spec import DataSpec
 from fedstill.models.predictors import Predictor
-from fedstill.node import owner_folder, owner_model
+from fedstill.node import folder_check, model_setup, owner_folder
+from fedstill.node.admission import owner_refusals
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.node_file import NodeFile
 from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
@@ -251,7 +252,7 @@ def test_invalid_secret_gives_one_line_error(tmp_path: Path, text: str | None, m
         (folder / "secret").chmod(mode)
     with pytest.raises(FedstillError, match=line):
         owner_folder.read_secret(folder)
-    assert len(owner_folder.check_folder(folder).faults) == 1
+    assert len(folder_check.check_folder(folder).faults) == 1
 
 
 # --- data and model -----------------------------------------------------------------------------------
@@ -261,7 +262,7 @@ def test_weights_are_loaded_exactly(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "small-cnn:8"\nweights = "first.safetensors"')
     first = models.build("small-cnn:8", (1, 8, 8), 10, 99)
     save_file(first.state_dict(), folder / "first.safetensors")
-    model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
+    model = model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     for name, tensor in first.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor)
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -270,7 +271,7 @@ def test_weights_are_loaded_exactly(tmp_path: Path) -> None:
 def test_first_weights_depend_on_seed(tmp_path: Path) -> None:
     def first(seed: int, name: str = "small-cnn:8") -> torch.Tensor:
         folder = node(tmp_path, f'seed = {seed}\n[model]\nname = "{name}"')
-        return next(owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS).parameters())
+        return next(model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS).parameters())
 
     assert torch.equal(first(1), first(1))
     assert not torch.equal(first(1), first(2))
@@ -284,31 +285,31 @@ def test_custom_mechanism_in_folder_is_found(tmp_path: Path) -> None:
     lab = Path(__file__).parents[2] / "examples" / "my_lab" / "my_lab" / "flip.py"
     (folder / "flip_of_owner.py").write_text(lab.read_text())
     assert owner_folder.read_node_file(folder).privacy.registered_name == "flip_of_owner:Flip"
-    assert not [fault for fault in owner_folder.check_folder(folder).faults if "mechanism" in fault]
+    assert not [fault for fault in folder_check.check_folder(folder).faults if "mechanism" in fault]
     other = node(tmp_path / "other", '[privacy]\nmechanism = "flap_of_owner:Flip"')
     assert (
-        owner_folder.check_folder(other).faults[0]
+        folder_check.check_folder(other).faults[0]
         == f"invalid mechanism = 'flap_of_owner:Flip' (expected a module in {other} or an installed one)"
     )
 
 
 def test_untrained_model_is_frozen(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:network"\ntrain = false')
-    model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
+    model = model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     assert [parameter.requires_grad for parameter in model.parameters()] == [False, False]
 
 
 def test_factory_may_return_predictor(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:regression"')
     data, _ = node_data.load_node_data(owner_folder.read_node_file(folder).data, folder, DIGITS)
-    model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
+    model = model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     assert isinstance(model, Predictor)
     x, y = load_digits(return_X_y=True)
     twin = LogisticRegression(max_iter=300).fit(x[:200] / 8 - 1, y[:200])
     probabilities = torch.from_numpy(twin.predict_proba(data.inputs.flatten(1).numpy())).float()
     torch.testing.assert_close(model(data.inputs), probabilities.clamp_min(1e-6).log(), rtol=1e-3, atol=1e-3)
     folder = node(tmp_path, '[model]\nname = "my_models:function"\noutput_format = "probabilities"')
-    model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
+    model = model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     torch.testing.assert_close(model(torch.full((1, 1, 8, 8), 0.1)), torch.full((1, 10), 0.1).log())
 
 
@@ -335,7 +336,7 @@ def test_factory_may_return_predictor(tmp_path: Path) -> None:
 def test_unsuitable_model_gives_one_line_error(tmp_path: Path, name: str, line: str) -> None:
     folder = node(tmp_path, f'[model]\nname = "{name}"')
     with pytest.raises(FedstillError, match=line):
-        owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
+        model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
 
 
 def test_wrong_weights_give_one_line_error(tmp_path: Path) -> None:
@@ -344,7 +345,7 @@ def test_wrong_weights_give_one_line_error(tmp_path: Path) -> None:
 
     def error_message() -> str:
         with pytest.raises(ModelError) as caught:
-            owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
+            model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -377,7 +378,7 @@ def test_all_faults_are_reported_together(tmp_path: Path) -> None:
     (folder / "secret").unlink()
     text = (folder / "node.toml").read_text(encoding="utf-8").replace("online = false", "online = true")
     (folder / "node.toml").write_text(text, encoding="utf-8")
-    faults = owner_folder.check_folder(folder).faults
+    faults = folder_check.check_folder(folder).faults
     for line, wanted in zip(
         faults,
         (
@@ -394,9 +395,9 @@ def test_all_faults_are_reported_together(tmp_path: Path) -> None:
     ):
         assert wanted in line
         assert "\n" not in line
-    assert owner_folder.check_folder(folder, quick=True).faults == faults
+    assert folder_check.check_folder(folder, quick=True).faults == faults
     model = faults.index(next(line for line in faults if "model.name" in line))
-    known = owner_folder.check_folder(
+    known = folder_check.check_folder(
         folder, DIGITS
     ).faults  # where inputs are known to be images, only networks for these serve
     assert known[:model] + known[model + 1 :] == faults[:model] + faults[model + 1 :]
@@ -409,7 +410,7 @@ def test_invalid_paths_are_faults(tmp_path: Path) -> None:
     text = (
         '[data]\npath = "~nosuchuser/x"\n[compute]\ndevice = "abacus"\n[privacy]\naudit_log = "a\\u0000b"\n'
     )
-    data, audit, device = owner_folder.check_folder(node(tmp_path, text)).faults
+    data, audit, device = folder_check.check_folder(node(tmp_path, text)).faults
     assert data.startswith("invalid data.path = '~nosuchuser/x'")
     assert audit.startswith("invalid privacy.audit_log = 'a\\x00b'")
     assert device.startswith("invalid compute.device = 'abacus'")
@@ -417,29 +418,29 @@ def test_invalid_paths_are_faults(tmp_path: Path) -> None:
 
 def test_unwritable_audit_log_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = node(tmp_path, '[privacy]\naudit_log = "logs/audit.sqlite"\n')
-    (fault,) = owner_folder.check_folder(folder).faults
+    (fault,) = folder_check.check_folder(folder).faults
     assert fault == f"privacy.audit_log 'logs/audit.sqlite': folder not found: {folder / 'logs'}"
     (folder / "logs").mkdir()
-    assert owner_folder.check_folder(folder).faults == ()
+    assert folder_check.check_folder(folder).faults == ()
     AuditLog(folder / "logs" / "audit.sqlite").close()
     for closed in (folder / "logs", folder / "logs" / "audit.sqlite"):  # as it is for all but root
         monkeypatch.setattr(os, "access", lambda path, mode, closed=closed: path != closed)
-        (fault,) = owner_folder.check_folder(folder).faults
+        (fault,) = folder_check.check_folder(folder).faults
         assert fault == f"privacy.audit_log 'logs/audit.sqlite': {closed} is not writable"
     too_long = node(tmp_path, f'[privacy]\naudit_log = "{"a" * 300}"\n')
-    (fault,) = owner_folder.check_folder(too_long).faults
+    (fault,) = folder_check.check_folder(too_long).faults
     assert fault.startswith("audit log: ")
 
 
 def test_fault_does_not_cause_second_fault(tmp_path: Path) -> None:
     folder = node(tmp_path, '[data]\npath = 3\n[model]\nname = "my_models:narrow"')
     # The spec is not known.
-    assert owner_folder.check_folder(folder).faults == ("invalid data.path = 3 (expected a text)",)
-    faults = owner_folder.check_folder(folder, DIGITS).faults
+    assert folder_check.check_folder(folder).faults == ("invalid data.path = 3 (expected a text)",)
+    faults = folder_check.check_folder(folder, DIGITS).faults
     assert len(faults) == 2
     assert "returns outputs of shape (9,)" in faults[1]
     (folder / "node.toml").write_text("data = 3\nonline = false\n", encoding="utf-8")
-    assert owner_folder.check_folder(folder).faults == (
+    assert folder_check.check_folder(folder).faults == (
         "invalid name = '' (expected a text)",
         "invalid data = 3 (expected a table)",
     )
@@ -448,9 +449,9 @@ def test_fault_does_not_cause_second_fault(tmp_path: Path) -> None:
 def test_data_shape_fault_needs_known_shape(tmp_path: Path) -> None:
     folder = node(tmp_path)
     other = DataSpec(ClassificationConfig(), TEN, (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
-    (fault,) = owner_folder.check_folder(folder, other).faults
+    (fault,) = folder_check.check_folder(folder, other).faults
     assert "images are 1 x 8 x 8 (channels, height, width) (expected 3 x 32 x 32" in fault
-    report = owner_folder.check_folder(folder)
+    report = folder_check.check_folder(folder)
     assert report.spec == DIGITS
     assert report.data is not None
     assert len(report.data) == 40
@@ -461,16 +462,16 @@ def test_kit_must_be_complete_and_of_this_node(tmp_path: Path) -> None:
     folder = node(tmp_path)
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
     make_kit(folder)
-    assert owner_folder.check_folder(folder).faults == ()
+    assert folder_check.check_folder(folder).faults == ()
     make_kit(folder, days=-1)
-    (fault,) = owner_folder.check_folder(folder).faults
+    (fault,) = folder_check.check_folder(folder).faults
     assert "its certificate expired on" in fault
     (folder / "kit" / "startup" / "client.crt").write_text("x")
-    (fault,) = owner_folder.check_folder(folder).faults
+    (fault,) = folder_check.check_folder(folder).faults
     assert fault.endswith("client.crt is not a certificate")
     make_kit(folder, "other")
     (folder / "kit" / "startup" / "client.key").unlink()
-    missing, name = owner_folder.check_folder(folder).faults
+    missing, name = folder_check.check_folder(folder).faults
     assert missing.endswith("client.key is missing: copy the startup kit there again")
     assert name == "invalid name = 'clinic' (expected 'other', as the startup kit has it)"
     kit = StartupKit(folder / "kit")
@@ -478,11 +479,11 @@ def test_kit_must_be_complete_and_of_this_node(tmp_path: Path) -> None:
     make_kit(folder)
     own, toml = kit.authority_fingerprint, 'name = "clinic"\n[policy]\nallowed_servers = ["{}"]\n'
     (folder / "node.toml").write_text(toml.format("a" * 32), encoding="utf-8")
-    (fault,) = owner_folder.check_folder(folder, quick=True).faults
+    (fault,) = folder_check.check_folder(folder, quick=True).faults
     assert fault.startswith("invalid policy.allowed_servers = ")
     assert f"expected a list with {own}, the authority of the startup kit" in fault
     (folder / "node.toml").write_text(toml.format(own), encoding="utf-8")
-    assert owner_folder.check_folder(folder, quick=True).faults == ()
+    assert folder_check.check_folder(folder, quick=True).faults == ()
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
     for file, text, wanted in (
         ("rootCA.pem", "x", "rootCA.pem is not a certificate"),
@@ -490,11 +491,11 @@ def test_kit_must_be_complete_and_of_this_node(tmp_path: Path) -> None:
         ("fed_client.json", "{", "fed_client.json is not JSON: copy the startup kit again"),
     ):
         kit.path(file).write_text(text, encoding="utf-8")
-        (fault,) = owner_folder.check_folder(folder).faults
+        (fault,) = folder_check.check_folder(folder).faults
         assert fault.endswith(wanted)
         make_kit(folder)
     kit.path("rootCA.pem").write_bytes(authority(1))
-    (fault,) = owner_folder.check_folder(folder).faults
+    (fault,) = folder_check.check_folder(folder).faults
     assert fault.endswith("its certificate was not issued by the authority in rootCA.pem")
 
 
@@ -511,17 +512,17 @@ def test_refused_queries_follow_policy_and_model(tmp_path: Path) -> None:
         tmp_path, '[policy]\nqueries = ["predict_logits", "train"]\n[model]\nname = "my_models:function"'
     )
     file = owner_folder.read_node_file(folder)
-    predictor = owner_model.make_model(file, folder, DIGITS)
+    predictor = model_setup.make_model(file, folder, DIGITS)
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
     counts = {"count_labels": "queries: predict_logits, train"}
     through = models.carries_gradient(network, (1, 8, 8))
-    assert owner_folder.rules_by_refused_query(file, through, method_queries("fediod")) == counts
+    assert owner_refusals(file, through, method_queries("fediod")) == counts
     through = models.carries_gradient(predictor, (1, 8, 8))
-    assert owner_folder.rules_by_refused_query(file, through, method_queries("fediod")) == {
+    assert owner_refusals(file, through, method_queries("fediod")) == {
         **counts,
         "predict_logits": models.PREDICTION_ONLY,
     }
-    assert owner_folder.rules_by_refused_query(file, through, method_queries("fedavg")) == {
+    assert owner_refusals(file, through, method_queries("fedavg")) == {
         "count_samples": "queries: predict_logits, train",
         "train": "outputs_only: parameters may not leave",
     }
@@ -529,12 +530,12 @@ def test_refused_queries_follow_policy_and_model(tmp_path: Path) -> None:
 
 def test_model_unfit_for_method_is_reported(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:function"')
-    predictor = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
+    predictor = model_setup.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
 
     def unfit(model: torch.nn.Module, method: str) -> str | None:
         needs = METHODS[method]().needs()
-        return owner_model.unfit_reason(model, needs, DIGITS, Compute())
+        return model_setup.unfit_reason(model, needs, DIGITS, Compute())
 
     assert [unfit(network, method) for method in METHODS] == [None] * len(METHODS)
     assert unfit(predictor, "fedkd") is None
@@ -549,7 +550,7 @@ def test_corrupted_sums_are_reported_to_owner(tmp_path: Path) -> None:
     make_kit(folder)
 
     def link() -> list[str]:
-        report = owner_folder.check_folder(folder)
+        report = folder_check.check_folder(folder)
         assert report.file is not None
         return node_facts(folder, report.file, report)["link"]
 

@@ -4,63 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from torch import nn
 
-from fedstill.cli.main import main
-from fedstill.node import owner_folder
-from fedstill.node.audit_entries import NODE_DATA, Entry
-from fedstill.node.audit_log import AuditLog
+from fedstill.node import folder_check
+from fedstill.node.folder_check import known_queries, policy_faults, privacy_faults
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.policy_faults import known_queries, policy_faults, privacy_faults
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.pate import PATE
-
-NODE = 'name = "clinic"\nonline = false\n[data]\n[local]\nepochs = 2\n'
-MODEL = '[model]\nname = "mlp:8"\n'
-
-
-def folder_of(path: Path, privacy: str = "", rest: str = MODEL, groups: bool = False) -> Path:
-    """A node's folder with 60 records."""
-    path.mkdir(exist_ok=True)
-    draw = np.random.default_rng(0)
-    arrays = {"images": draw.uniform(0, 1, (60, 8, 8)).astype(np.float32), "labels": np.arange(60) % 10}
-    if groups:
-        arrays["groups"] = np.arange(60) // 6
-    np.savez(path / "data.npz", **arrays)
-    (path / "node.toml").write_text(f"{NODE}{rest}[privacy]\n{privacy}")
-    secret = path / "secret"
-    secret.touch(mode=0o600)
-    secret.write_text("rehearsal 7\n")
-    return path
-
-
-def charge(folder: Path, events: dict[str, int], *, guarantee: bool = True, unit: str = "") -> None:
-    audit = AuditLog(folder / "audit.sqlite")
-    entry = Entry(
-        "old",
-        NODE_DATA,
-        "clinic",
-        0,
-        "q",
-        "response",
-        cost=events,
-        no_guarantee=int(not guarantee),
-        unit=unit,
-    )
-    audit.charge(entry)
-    audit.close()
-
-
-def stdout_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    """What the command says, on one line; errors behind the rest."""
-    with pytest.raises(SystemExit) as exit_info:
-        main(["node", "check", *words])
-    assert exit_info.value.code == code
-    output = capsys.readouterr()
-    return " ".join((output.out + output.err).split())
-
+from tests.support.node_folders import MODEL, charge, folder_of, stdout_of
 
 # --- faults -------------------------------------------------------------------------------------------
 
@@ -93,7 +45,7 @@ FAULTS = {
 @pytest.mark.parametrize("what", FAULTS)
 def test_impossible_privacy_options_are_a_fault(tmp_path: Path, what: str) -> None:
     privacy, message = FAULTS[what]
-    (fault,) = owner_folder.check_folder(folder_of(tmp_path / "clinic", privacy)).faults
+    (fault,) = folder_check.check_folder(folder_of(tmp_path / "clinic", privacy)).faults
     assert message in fault
 
 
@@ -108,7 +60,7 @@ def test_impossible_privacy_options_are_a_fault(tmp_path: Path, what: str) -> No
     ],
 )
 def test_valid_privacy_options_are_no_fault(tmp_path: Path, privacy: str) -> None:
-    assert owner_folder.check_folder(folder_of(tmp_path / "clinic", privacy)).faults == ()
+    assert folder_check.check_folder(folder_of(tmp_path / "clinic", privacy)).faults == ()
 
 
 def test_layers_without_dp_support_are_named() -> None:
@@ -124,27 +76,27 @@ def test_layers_without_dp_support_are_named() -> None:
 def test_damaged_audit_log_is_a_fault(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "pate"\nepsilon = 3.0\n')
     charge(folder, {"gaussian(2.0)": 1})
-    assert owner_folder.check_folder(folder).faults == ()
+    assert folder_check.check_folder(folder).faults == ()
     (folder / "audit.sqlite").rename(tmp_path / "elsewhere")
-    (fault,) = owner_folder.check_folder(folder).faults
+    (fault,) = folder_check.check_folder(folder).faults
     assert "privacy.audit_log 'audit.sqlite'" in fault
     assert "its head exists" in fault
     assert f"fedstill audit accept {folder}" in fault
     (folder / "audit.sqlite").write_bytes(b"no audit at all, and long enough to be read as one" * 100)
-    assert len(owner_folder.check_folder(folder).faults) == 1
+    assert len(folder_check.check_folder(folder).faults) == 1
 
 
 def test_missing_audit_log_with_runs_is_a_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 30.0\n')
     (folder / "runs" / "spring").mkdir(parents=True)
     (folder / "runs" / "spring" / "plan.json").touch()
-    (fault,) = owner_folder.check_folder(folder).faults
+    (fault,) = folder_check.check_folder(folder).faults
     assert "'audit.sqlite': is missing, but its node's runs exist" in fault
     output = stdout_of(capsys, str(folder), "digits-ensemble", code=2)
     assert "is left" not in output
     assert "It cannot take part: nothing can be charged" in output
     (folder / "runs" / "spring" / "plan.json").unlink()
-    assert owner_folder.check_folder(folder).faults == ()
+    assert folder_check.check_folder(folder).faults == ()
 
 
 def test_unknown_query_name_is_a_fault(tmp_path: Path) -> None:
@@ -153,7 +105,7 @@ def test_unknown_query_name_is_a_fault(tmp_path: Path) -> None:
     (fault,) = policy_faults(PolicyConfig(queries=("predict_logits", "count_lables")))
     assert "unknown query of policy.queries 'count_lables': did you mean 'count_labels'?" in fault
     rest = MODEL + '[policy]\nqueries = ["predict_logit"]\n'
-    (fault,) = owner_folder.check_folder(folder_of(tmp_path / "clinic", rest=rest)).faults
+    (fault,) = folder_check.check_folder(folder_of(tmp_path / "clinic", rest=rest)).faults
     assert "did you mean 'predict_logits'" in fault
 
 

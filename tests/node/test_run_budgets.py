@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeDataError, QueryRefused
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.methods.fedkd import LOGIT_RANGE
-from fedstill.node import owner_folder
 from fedstill.node.audit_entries import ALL_RUNS, ReceivedQuery
 from fedstill.node.audit_log import AuditLog, Spending
+from fedstill.node.folder_check import privacy_faults
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.policy_faults import privacy_faults
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.node.secure_aggregation import SumEncoder
@@ -31,7 +31,7 @@ from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import NodeSide, Query, QueryDetails
 from fedstill.tasks.classification import Classification
-from tests.settings import SETTING
+from tests.support.small_world import SETTING
 
 ROWS, EXAMPLES = 8, 100
 X = {"x": torch.zeros(ROWS, 1, 4, 4)}
@@ -502,7 +502,7 @@ def test_impossible_calibration_names_smaller_budget() -> None:
 
 def test_total_delta_above_one_record_is_a_fault() -> None:
     images = torch.zeros(60, 1, 4, 4)
-    data = owner_folder.TensorData(images, torch.zeros(60, dtype=torch.long))
+    data = TensorData(images, torch.zeros(60, dtype=torch.long))
     one, other = PATE(epsilon=3.0, total_delta=0.02), PATE(epsilon=3.0)
     (fault,) = privacy_faults(one, data, None)
     assert fault.startswith("invalid privacy.total_delta = 0.02 (expected well below 1 / 60")
@@ -514,7 +514,7 @@ def test_total_delta_above_one_record_is_a_fault() -> None:
 def test_volume_slices_need_group_protection() -> None:
     """One slice less changes by what the others of its volume are scaled."""
     images, none = torch.zeros(60, 1, 4, 4), torch.zeros(60, dtype=torch.long)
-    by_patient = owner_folder.TensorData(images, none, torch.arange(60) // 6)
+    by_patient = TensorData(images, none, torch.arange(60) // 6)
     by_height = replace(by_patient, groups=torch.arange(60) % 6)
     nifti = NodeDataConfig("nifti", "scans")
     for data, group, size in (

@@ -28,16 +28,15 @@ from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.models.module_utils import to_vector
 from fedstill.models.predictors import file_fingerprint
-from fedstill.node import owner_folder, owner_model
+from fedstill.node import model_setup, owner_folder
 from fedstill.node.node_service import NodeService
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.deployment import write_nodes
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.tasks import TASKS
-from tests.predictors import serving, write_onnx
-from tests.runs.test_remote_run import RecordingLink, changed, live
-from tests.runs.test_table_nodes import hosts, run_of
+from tests.support.links import RecordingLink, changed, hosts, live, run_of
+from tests.support.models import serving, write_onnx
 
 WINE = load(make_data_config("wine"), TASKS["tabular"]())
 X, Y = WINE.train.inputs, WINE.train.targets
@@ -144,7 +143,7 @@ def test_model_is_named_by_its_file(tmp_path: Path) -> None:
     spec = DataSpec.from_data(config.task, WINE)
     for node in simulation.nodes:
         folder = tmp_path / "nodes" / node.name
-        made = owner_model.make_model(owner_folder.read_node_file(folder), folder, spec)
+        made = model_setup.make_model(owner_folder.read_node_file(folder), folder, spec)
         assert torch.equal(made(TEST[0]), node.model(TEST[0]))
 
 
@@ -185,7 +184,7 @@ def test_resume_detects_replaced_model_file(tmp_path: Path) -> None:
     folder = tmp_path / "nodes" / begun.nodes[0].name
     owner = owner_folder.read_node_file(folder)
     spec = DataSpec.from_data(config.task, WINE)
-    first = file_fingerprint(owner_model.make_model(owner, folder, spec))
+    first = file_fingerprint(model_setup.make_model(owner, folder, spec))
     write_onnx(path, draw.normal(size=(13, 3)))
     replaced, _ = build_simulation(config)
     with pytest.raises(
@@ -193,7 +192,7 @@ def test_resume_detects_replaced_model_file(tmp_path: Path) -> None:
     ):
         replaced._prepare_nodes(state)
     write_onnx(Path(folder / owner.model.name), draw.normal(size=(13, 3)))
-    assert "" != first != file_fingerprint(owner_model.make_model(owner, folder, spec))
+    assert "" != first != file_fingerprint(model_setup.make_model(owner, folder, spec))
 
 
 def test_rejects_endpoints_of_other_machines() -> None:

@@ -1,0 +1,217 @@
+"""Security events in the audit log: each once, in the chain of the releases, and hidden from its readers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fedstill.core.errors import ArgumentError
+from fedstill.node import folder_log, owner_folder
+from fedstill.node.audit_database import AuditError
+from fedstill.node.audit_entries import NODE_DATA, SECURITY_EVENTS, Entry, parse_entry_fields
+from fedstill.node.audit_log import FILE, AuditLog
+from fedstill.node.folder_log import SecurityEvents, read_security_events
+from tests.support.audit_logs import edit, entries
+from tests.support.audit_logs import security_events as events_in
+
+Main = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    owner_folder.init_folder(tmp_path / "clinic")
+    return tmp_path / "clinic"
+
+
+def write(folder: Path, count: int) -> None:
+    with closing(SecurityEvents(folder)) as events:
+        for number in range(count):
+            events.write("joined", "aa", f"reason {number}", run=f"run-{number}")
+
+
+def test_events_hold_actor_time_and_reason(folder: Path) -> None:
+    write(folder, 5)
+    events = events_in(folder)
+    assert [event["entry"] for event in events] == [1, 2, 3, 4, 5]
+    expected = {"event": "joined", "actor": "aa", "reason": "reason 2", "run": "run-2"}
+    assert events[2].items() >= expected.items()
+    assert events[0]["at"] <= events[4]["at"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.glob("audit*"))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE entries SET line = replace(line, 'reason 2', 'reason 9')",
+        "UPDATE entries SET line = replace(line, 'reason 4', 'reason 5')",
+        "UPDATE entries SET line = replace(line, '\"aa\"', '\"bb\"') WHERE entry = 5",
+        "UPDATE entries SET line = replace(line, '\"number\":', '\"number\": ') WHERE entry = 3",
+        "UPDATE entries SET entry = CASE entry WHEN 3 THEN -4 ELSE -3 END WHERE entry IN (3, 4)",
+        "DELETE FROM entries WHERE entry = 3",
+        "DELETE FROM entries WHERE entry = 1",
+        "DELETE FROM entries WHERE entry < 5",
+        "DELETE FROM entries WHERE entry > 3",
+        "DELETE FROM entries",
+    ],
+)
+def test_tampering_stops_events_and_releases(folder: Path, statement: str) -> None:
+    write(folder, 5)
+    edit(folder / FILE, statement)
+    with closing(SecurityEvents(folder)) as events:
+        with pytest.raises(AuditError, match="nothing is released until its owner has accepted it"):
+            events.write("joined", "aa", "more")
+        with pytest.raises(AuditError, match="nothing is released"):
+            events.audit.charge(Entry("one", NODE_DATA, "clinic", 0, "predict", "response"))
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_lost_or_damaged_head_stops_events(folder: Path, content: str | None) -> None:
+    write(folder, 2)
+    head = folder / f"{FILE}.head"
+    if content is None:
+        head.unlink()
+    else:
+        head.write_text(content)
+    with closing(SecurityEvents(folder)) as events, pytest.raises(AuditError, match="its head"):
+        events.write("joined", "aa", "more")
+
+
+def test_two_processes_write_one_chain(folder: Path) -> None:
+    """As a node's site and its job do, with releases in between."""
+    with closing(SecurityEvents(folder)) as site, closing(SecurityEvents(folder)) as job:
+        for number in range(4):
+            site.write("refused", "aa", f"reason {number}")
+            job.write("joined", "bb", "why")
+            job.audit.charge(Entry("one", NODE_DATA, "clinic", number, "predict", "response"))
+        site.audit.verify()
+        assert [entry["part"] for entry in site.audit.entries()] == ["refused", "joined", "response"] * 4
+    assert len(entries(folder)) == 4
+
+
+@pytest.mark.parametrize("event", SECURITY_EVENTS)
+@pytest.mark.parametrize(
+    "counted", [{"cost": {"gaussian(1.0)": 1}}, {"up": {"logits": 1}}, {"no_guarantee": 1}, {"queries": 1}]
+)
+def test_nothing_that_counts_can_be_written_as_event(event: str, counted: dict[str, object]) -> None:
+    """Totals leave events out: a charge among them would be free."""
+    given = Entry("one", NODE_DATA, "clinic", 0, "predict", event, **counted)  # type: ignore[arg-type]
+    with closing(AuditLog()) as audit, pytest.raises(ArgumentError, match="entry of an audit log"):
+        audit.append(given)
+    assert parse_entry_fields(given.to_line("now")) is None
+
+
+def test_events_count_in_no_total_and_no_run(folder: Path) -> None:
+    with closing(SecurityEvents(folder)) as events:
+        events.write("joined", "aa", "why", run="one")
+        events.record_refused_query("aa", "rule", "one", "predict", 3)
+        assert not events.audit.totals.has_charged("one")
+        assert events.audit.spending(NODE_DATA, "one").total_queries == 0
+        assert not events.audit.totals.events
+
+
+def test_export_holds_events_only_if_whole(folder: Path, command: Main) -> None:
+    """Readers of an exported log learn of no account and no server."""
+    with closing(SecurityEvents(folder)) as events:
+        events.write("approved", "the owner's account", "board of 3 May", description="d" * 64)
+        events.audit.charge(Entry("one", NODE_DATA, "clinic", 0, "predict", "response", up={"logits": 8}))
+        events.write("joined", "6668 7aad", "why")
+        events.record_refused_query("6668 7aad", "max_rows: 3", "one", "predict", 1)
+    for arguments in (["audit", "show", folder, "--json"], ["audit", "show", folder]):
+        code, out, _ = command(*arguments)
+        assert code == 0
+        assert not any(private in out for private in ("account", "board", "6668", "lost"))
+    assert command("audit", "export", folder, "--out", folder / "some.jsonl")[0] == 0
+    some = [json.loads(line) for line in (folder / "some.jsonl").read_text().splitlines()]
+    assert [line["part"] for line in some] == ["response", "refused"]
+    assert not {"actor", "details", "hash"} & {name for line in some for name in line}
+    assert command("audit", "export", folder, "--out", folder / "all.jsonl", "--whole")[0] == 0
+    whole = [json.loads(line) for line in (folder / "all.jsonl").read_text().splitlines()]
+    assert [line["part"] for line in whole] == ["approved", "response", "joined", "refused"]
+    assert whole[0]["actor"] == "the owner's account"
+
+
+def test_events_hold_no_hash_of_releases(folder: Path, command: Main) -> None:
+    with closing(SecurityEvents(folder)) as events:
+        hashes = {"content_hash": "c" * 64, "release_hash": "r" * 64, "history_hash": "h" * 64}
+        events.audit.charge(Entry("one", NODE_DATA, "clinic", 0, "predict", "response", **hashes))
+        events.write("joined", "aa", "why")
+    shown = json.loads(command("node", "log", folder, "--json")[1])
+    assert len(shown["hash"]) == 64
+    assert [set(event) for event in shown["events"]] == [{"entry", "at", "event", "actor", "reason"}]
+
+
+def test_server_cannot_fill_log_with_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_log, "MAX_REFUSALS", 4)
+    with closing(SecurityEvents(folder)) as events:
+        for number in (0, 0, 1, 2, 3, 4, 5):
+            events.record_refusal("aa", f"rule {number}", run="one")
+        for number in range(9):
+            events.record_refused_query("aa", "rule", "one", "predict", number)
+    reasons = [event["reason"] for event in events_in(folder)]
+    last = "further events of this process are in node.log only"
+    assert reasons == ["rule 0", "rule 1", "rule 2", last, *["rule"] * 4]
+
+
+def test_full_disk_share_stops_server_events_only(folder: Path) -> None:
+    file, most = folder / "node.toml", 100_000
+    file.write_text(file.read_text().replace("max_disk = 20000000000", f"max_disk = {most}"))
+    with closing(SecurityEvents(folder)) as events:
+        for number in range(300):
+            events.record_refusal("aa", f"rule {number} {'x' * 900}", run="one")
+        refused = len(events_in(folder))
+        assert 5 < refused < 150
+        assert folder_log.log_size_bytes(folder / FILE) < most + 20_000
+        events.write("approved", "owner", "it is sound", run="one")
+        assert len(events_in(folder)) == refused + 1
+    with closing(SecurityEvents(folder)) as events:
+        while folder_log.log_size_bytes(folder / FILE) < most:
+            events.write("approved", "owner", "x" * 900)
+        count = len(events_in(folder))
+        events.record_refusal("aa", "of another process", run="one")
+    assert len(events_in(folder)) == count
+
+
+def test_changed_rules_are_logged_once_by_name(folder: Path) -> None:
+    for most in (1, 1, 2):
+        with closing(SecurityEvents(folder)) as events:
+            events.record_rules({"policy.max_bytes": most, "policy.hours": ""})
+    first, second = events_in(folder)
+    assert (first["event"], first["reason"], second["reason"]) == (
+        "policy",
+        "first start",
+        "policy.max_bytes = 2",
+    )
+    assert second["policy"] == {"policy.max_bytes": "2", "policy.hours": '""'}
+
+
+def test_server_texts_are_one_short_line(folder: Path) -> None:
+    with closing(SecurityEvents(folder)) as events:
+        events.record_refusal("aa\n", "two\nlines\x1b[31m\ud800" + "x" * 10_000, run='r"}\n{')
+        (entry,) = events.audit.entries()
+        assert len(json.dumps(entry)) < 3000
+        events.audit.verify()
+        assert next(read_security_events(events.audit))["reason"].startswith("two lines [31m xxx")
+
+
+def test_foreign_table_stops_events(folder: Path) -> None:
+    with closing(SecurityEvents(folder)) as events:
+        events.write("joined", "aa", "why")
+        edit(folder / FILE, "CREATE TRIGGER t AFTER INSERT ON entries BEGIN SELECT 1; END")
+        with pytest.raises(AuditError, match="unknown tables"):
+            events.write("joined", "aa", "why")
+
+
+def test_lost_log_is_noticed_by_requests(folder: Path) -> None:
+    """Before the first run, requests for approval are all that is left of it."""
+    write(folder, 1)
+    (folder / "requests").mkdir()
+    (folder / "requests" / "a.json").write_text("{}")
+    for path in folder.glob("audit.sqlite*"):
+        path.unlink()
+    expected = pytest.raises(AuditError, match="requests for approval exist")
+    with closing(SecurityEvents(folder)) as events, expected:
+        events.write("joined", "aa", "why")

@@ -1,0 +1,73 @@
+"""Models that are not torch modules, and weights in the form of VGG-16's."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+
+def write_onnx(path: Path, weights: np.ndarray[Any, Any], output_name: str = "probabilities") -> None:
+    """Write an ONNX graph ``softmax(x W)``, or ``x W`` for logits, with W ``(features, classes)``."""
+    onnx = pytest.importorskip("onnx")
+    from onnx import TensorProto, helper, numpy_helper
+
+    last = "Softmax" if output_name == "probabilities" else "Identity"
+    rows, columns = weights.shape
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "W"], ["z"]), helper.make_node(last, ["z"], [output_name])],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", rows])],
+        [helper.make_tensor_value_info(output_name, TensorProto.FLOAT, ["B", columns])],
+        [numpy_helper.from_array(weights.astype(np.float32), "W")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+
+
+@contextmanager
+def serving(response: Callable[[Any], Any], status: int = 200) -> Iterator[str]:
+    """Serve a local endpoint whose responses, bytes or JSON, a function makes of the requests."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            result = response(request)
+            body = result if isinstance(result, bytes) else json.dumps(result).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with suppress(OSError):  # the client may be gone
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/predict"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+VGG16 = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)
+
+
+def weights(indices: Sequence[int], seed: int = 0) -> dict[str, torch.Tensor]:
+    """A tiny network in the form of a published one: 2 channels, then 3, 4, ..."""
+    generator, channels, tensors = torch.Generator().manual_seed(seed), 3, {}
+    for position, index in enumerate(indices):
+        wide = 2 + position % 4
+        tensors[f"features.{index}.weight"] = torch.randn(wide, channels, 3, 3, generator=generator)
+        tensors[f"features.{index}.bias"] = torch.randn(wide, generator=generator)
+        channels = wide
+    return {**tensors, "classifier.0.weight": torch.zeros(4, 4)}
