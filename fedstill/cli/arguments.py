@@ -31,16 +31,15 @@ def _complete_methods(_: Any) -> list[str]:
     return list(METHODS)
 
 
-def _completed_with(names: Callable[[Any], list[str]], about: str | None = None) -> Parameter:
+def _completed_with(names: Callable[[Any], list[str]]) -> Parameter:
     """Return a parameter whose values a shell completes, from Python 3.11 on (cyclopts 5)."""
-    if sys.version_info >= (3, 11):
-        return Parameter(completer=names, help=about)
-    return Parameter(help=about)
+    return Parameter(completer=names) if sys.version_info >= (3, 11) else Parameter()
 
 
 Preset = Annotated[
     str,
-    _completed_with(_complete_presets, "a preset (`fedstill list presets`) or a configuration FILE.toml"),
+    _completed_with(_complete_presets),
+    Parameter(help="a preset (`fedstill list presets`) or a configuration FILE.toml"),
 ]
 MethodName = Annotated[str, _completed_with(_complete_methods)]
 AsJson = Annotated[bool, Parameter(name="--json", help="print the result as JSON")]
