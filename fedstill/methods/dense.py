@@ -128,7 +128,7 @@ class DENSE(Method):
         if state.uploaded is not None:
             state.uploaded.fetch(server, state.histogram.names)
         G.set_lr(t, self.steps)
-        batch = G.source.sample(self.batch, "w", t)
+        batch = G.source.sample_batch(self.batch, "w", t)
         for step in range(self.generator_steps):
             with server.compute.step(server.seed, "server", t, step):
                 x = G(batch)

@@ -16,7 +16,7 @@ import torch
 
 from fedstill.core.options import PositiveInt, Share
 from fedstill.methods import (
-    HistogramState,
+    LabelHistogramState,
     Method,
     Needs,
     NodeSetting,
@@ -101,7 +101,7 @@ class FedAvg(Method):
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> Any:
-        return HistogramState()
+        return LabelHistogramState()
 
     def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         """Run one round of Algorithm 1."""

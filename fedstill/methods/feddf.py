@@ -21,8 +21,8 @@ from torch import nn
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from fedstill.methods import (
     ArgumentError,
-    HistogramState,
     LabelHistogram,
+    LabelHistogramState,
     Needs,
     NodeFault,
     NodeSetting,
@@ -41,7 +41,7 @@ from fedstill.tasks import Ensemble
 
 
 @dataclass
-class FedDFState(HistogramState):
+class FedDFState(LabelHistogramState):
     """Server state of the method."""
 
     # One for each architecture, by its first node; one of them is the global student.

@@ -30,7 +30,7 @@ from fedstill.report.comparison_tables import (
     runs_csv,
     summary_csv,
 )
-from fedstill.report.result import MAIN_MODELS
+from fedstill.report.records import MAIN_MODELS
 from fedstill.report.statistics import Spread
 from fedstill.report.tables import NO_VALUE, Cell, Column, Row, Table, template_environment
 

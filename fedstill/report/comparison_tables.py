@@ -25,8 +25,7 @@ from fedstill.report.comparison_records import (
     pick_strongest,
 )
 from fedstill.report.figures import sorted_budgets
-from fedstill.report.records import run_guarantee
-from fedstill.report.statistics import Spread, paired_t_interval
+from fedstill.report.statistics import RunScore, Spread, compare_paired_runs
 from fedstill.report.tables import (
     NO_VALUE,
     Cell,
@@ -256,11 +255,11 @@ def _run_record(
     }
     for other in others:
         columns |= {f"{model}_{other}".lstrip("_"): f"{model} {other}".strip() for model in MODELS}
-    guarantee = None if run is None else run_guarantee(run.result)
+    guarantee = None if run is None else run.result.guarantee
     traffic = [None if run is None else run.value(name) for name in ("bytes up", "bytes down", "queries")]
     up, down, queries = (None if value is None else round(value) for value in traffic)
     leakage = {
-        column: metrics_by_attack(column, run.leakage if run else None) for column in summary.leakage_columns
+        column: metrics_by_attack(column, run.records if run else ()) for column in summary.leakage_columns
     }
     return {
         **_method_record(setting, entry),
@@ -518,13 +517,17 @@ def compare_ranking(rows: Sequence[ReproducedMetric], published: Sequence[PaperM
     differences = [
         (
             first_paper > second_paper,
-            paired_t_interval([first.values[seed] - second.values[seed] for seed in shared]),
+            compare_paired_runs(_scores_by_seed(first), _scores_by_seed(second)),
         )
         for group in groups.values()
         for (first_paper, first), (second_paper, second) in combinations(group, 2)
-        if first_paper != second_paper and (shared := first.values.keys() & second.values.keys())
+        if first_paper != second_paper and first.values.keys() & second.values.keys()
     ]
     same_order = [gap.mean > 0 if is_above else gap.mean < 0 for is_above, gap in differences]
     significant = [gap.significant for _, gap in differences]
     both = sum(map(bool.__and__, same_order, significant))
     return RankingAgreement(len(differences), sum(same_order), sum(significant), both)
+
+
+def _scores_by_seed(row: ReproducedMetric) -> dict[int, RunScore]:
+    return {seed: RunScore(value) for seed, value in row.values.items()}
