@@ -18,7 +18,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.node import local_training
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import load
-from fedstill.tasks import formulas
+from fedstill.tasks import logit_formulas
 
 WAYS = ("logits", "log_probs", "probs", "consensus")
 TURNS = (1, 2, 5, 20)
@@ -46,7 +46,7 @@ def measure(preset: str, seed: int, smoothing: float, root: str) -> dict[str, fl
     weights = task.importance_weights(torch.stack([task.counts(node.data) for node in experiment.nodes]))
     outputs: dict[str, torch.Tensor] = {way: task.ensemble(responses, weights, way) for way in WAYS}
     for turns in TURNS:
-        outputs[f"turns={turns}"] = formulas.consensus(responses.log_softmax(2), weights, turns)
+        outputs[f"turns={turns}"] = logit_formulas.consensus(responses.log_softmax(2), weights, turns)
     accuracies = {
         way: task.compute_metrics(output, test.targets)["accuracy"] for way, output in outputs.items()
     }

@@ -18,7 +18,7 @@ from torch import nn
 
 from fedstill import models
 from fedstill.core.compute import Compute, EngineConfig, Precision
-from fedstill.models.normalization import GroupNorm
+from fedstill.models.norm_layers import GroupNorm
 
 STEPS = 9
 NETWORKS = [

@@ -33,7 +33,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.core.workers import Workers
-from fedstill.federation.inprocess import InProcess, group_nodes
+from fedstill.federation.inprocess import InProcess
 from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import Generator
@@ -44,7 +44,8 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, cosine_lr, set_lr
 from fedstill.protocol.queries import NodeSetting
-from fedstill.tasks import formulas
+from fedstill.runs.simulation import group_nodes
+from fedstill.tasks import logit_formulas
 from fedstill.tasks.classification import Classification
 
 Precision = Literal["float32", "bfloat16"]
@@ -192,7 +193,7 @@ class PlainDistillation:
         counts = torch.stack([torch.bincount(node.data.targets, minlength=CLASSES) for node in nodes]).float()
         self.pi = counts.sum(1) / counts.sum()  # (K,)
         self.task = Classification(CLASSES)
-        self.weights = formulas.importance_weights(counts)  # (K, 1, classes)
+        self.weights = logit_formulas.importance_weights(counts)  # (K, 1, classes)
         shape, config = shape_of(model), self.config
         half = (0.5,) * shape[0]
         with seeded(self.seed, "generator"):
@@ -236,11 +237,11 @@ class PlainDistillation:
             z, d = torch.stack(z_each), torch.stack(d_each)  # (K, B, classes), (K, B, h, w)
             z_bar = self.task.ensemble(z, self.weights, config.ensemble)  # (B, classes)
             L_gan = self.pi @ F.softplus(d).flatten(2).sum(2).mean(1)
-            L_conf = formulas.mean_entropy(z, self.pi)
-            L_unique = -formulas.js_divergence(z, self.pi)
-            L_balance = -formulas.entropy_from_probs(z_bar.softmax(1).mean(0), 0)
+            L_conf = logit_formulas.mean_entropy(z, self.pi)
+            L_unique = -logit_formulas.js_divergence(z, self.pi)
+            L_balance = -logit_formulas.entropy_from_probs(z_bar.softmax(1).mean(0), 0)
             self.S.eval().requires_grad_(False)
-            L_mimic = formulas.distillation_loss(self.S(x).float(), z_bar, config.tau).mean()
+            L_mimic = logit_formulas.distillation_loss(self.S(x).float(), z_bar, config.tau).mean()
             self.S.train().requires_grad_(True)
             L_G = (
                 config.gan * L_gan
@@ -265,7 +266,7 @@ class PlainDistillation:
                 chosen = torch.arange(size, device=device)
             with self.compute.autocast():
                 z_hat = self.S(self.remembered_x[chosen]).float()
-                L_S = formulas.distillation_loss(z_hat, self.remembered_z[chosen], config.tau).mean()
+                L_S = logit_formulas.distillation_loss(z_hat, self.remembered_z[chosen], config.tau).mean()
             self.s_adam.zero_grad()
             L_S.backward()  # type: ignore[no-untyped-call]
             self.s_adam.step()

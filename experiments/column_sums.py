@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import make_classification
 
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data import make_data_config
 from fedstill.data.table_data import TableData, schema_text
 from fedstill.runs.run import run
@@ -30,7 +30,7 @@ NODES = {"wine": 4, "breast-cancer": 5, "clinics": 5}
 EPOCHS = {"wine": 100, "breast-cancer": 100, "clinics": 10}
 
 
-def table(name: str) -> tuple[Schema, dict[str, Sequence[object]]]:
+def table(name: str) -> tuple[TableSchema, dict[str, Sequence[object]]]:
     """A schema and its columns of cells."""
     if name != "clinics":
         known = make_data_config(name)
@@ -41,7 +41,7 @@ def table(name: str) -> tuple[Schema, dict[str, Sequence[object]]]:
     columns = [SchemaColumn(name=f"x{index}", range=(-8.0, 8.0)) for index in range(10)]
     response = SchemaColumn(name="ill", type="category", categories=("0", "1"))
     cells: dict[str, Sequence[object]] = {f"x{index}": x[:, index].tolist() for index in range(10)}
-    return Schema("ill", (*columns, response)), {**cells, "ill": y.tolist()}
+    return TableSchema("ill", (*columns, response)), {**cells, "ill": y.tolist()}
 
 
 def widened(column: SchemaColumn, times: float) -> SchemaColumn:

@@ -11,7 +11,7 @@ from typing import Any
 import plots
 
 from fedstill.compare.comparison import COMPARISON_FILE, ComparisonRun
-from fedstill.report.result import RunFiles
+from fedstill.report.records import RunFiles
 
 DICE = [40.0, 50.0, 55.0]  # levels of (b)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstill.core.errors import RunFolderError
 from fedstill.report import figures
-from fedstill.report.result import RunFiles
+from fedstill.report.records import RunFiles
 
 Lines = Mapping[str, Sequence[tuple[float, float]]]  # by name: points
 

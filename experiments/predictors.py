@@ -32,8 +32,8 @@ from fedstill import models
 from fedstill.core.seeds import numpy_generator
 from fedstill.data import make_data_config
 from fedstill.data.loading import load
+from fedstill.data.partitioners import Dirichlet, split
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.data.splits import Dirichlet, split
 from fedstill.tasks import TASKS
 
 SETS = ("breast-cancer", "wine")

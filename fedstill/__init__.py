@@ -33,8 +33,8 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.core.compute import EngineConfig as EngineConfig
     from fedstill.core.dataset import TensorData as TensorData
     from fedstill.core.errors import FedstillError as FedstillError
-    from fedstill.core.table_schema import Schema as Schema
     from fedstill.core.table_schema import SchemaColumn as SchemaColumn
+    from fedstill.core.table_schema import TableSchema as TableSchema
     from fedstill.federation.link_config import LinkConfig as LinkConfig
     from fedstill.methods._discriminators import Discriminators as Discriminators
     from fedstill.methods._feature_generators import FeatureGeneratorOptions as FeatureGeneratorOptions
@@ -108,7 +108,7 @@ _PUBLIC_NAMES = {
     "core.compute": "EngineConfig",
     "core.dataset": "TensorData",
     "core.errors": "FedstillError",
-    "core.table_schema": "Schema SchemaColumn",
+    "core.table_schema": "TableSchema SchemaColumn",
     "federation.link_config": "LinkConfig",
     "methods._discriminators": "Discriminators",
     "methods._feature_generators": "FeatureGeneratorOptions ServerTraining",

@@ -22,7 +22,7 @@ from fedstill.core.errors import ArgumentError, DataError, RunFolderError, calle
 from fedstill.core.name_normalization import TEXT_DTYPE_KINDS, normalize_class_names
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import OBJECTS_FILE, make_folder, parse_folder, write_text
-from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.data import in_memory_data
 from fedstill.data.in_memory_data import (
     InMemoryData,
@@ -53,7 +53,7 @@ from fedstill.runs.spec import EvaluationConfig, NodesConfig, RunSpec, StudentCo
 from fedstill.runs.student_file import network_name
 from fedstill.tasks import TASKS, Task, TaskConfig
 from fedstill.track import Tracker
-from fedstill.track.tracker_group import TrackerGroup
+from fedstill.track.tracker import TrackerGroup
 
 # DataFrames have no type here, as pandas and polars are optional.
 Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any] | Any
@@ -108,7 +108,7 @@ def distil(
     seed: int = 0,
     public: Examples | torch.Tensor | None = None,
     vocabulary: int = 0,
-    schema: Schema | str | Path | None = None,
+    schema: TableSchema | str | Path | None = None,
     perceptual: str | Path = "",
     every: int | None = None,
     link: LinkConfig | None = None,
@@ -299,7 +299,7 @@ def distil(
     return Outcome(student if simulation.has_student else None, results, folder)
 
 
-def _class_names(classes: int | Sequence[str], schema: Schema) -> tuple[str, ...]:
+def _class_names(classes: int | Sequence[str], schema: TableSchema) -> tuple[str, ...]:
     """Return the normalized class names, or an empty tuple if ``classes`` is a number.
 
     Raises:
@@ -404,7 +404,7 @@ def _convert_examples(
     task: Task,
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
-    schema: Schema = NO_SCHEMA,
+    schema: TableSchema = NO_SCHEMA,
     classes: Sequence[str] = (),
 ) -> TensorData:
     """Convert a user's examples to tensors.
@@ -562,8 +562,8 @@ CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "seed": ("an integer from 0 up", _is_integer),
     "vocabulary": ("an integer from 0 up", _is_integer),
     "schema": (
-        "a fedstill.Schema, or the path of a file",
-        lambda value: value is None or isinstance(value, str | PathLike | Schema),
+        "a fedstill.TableSchema, or the path of a file",
+        lambda value: value is None or isinstance(value, str | PathLike | TableSchema),
     ),
     "perceptual": ("the path of a file", lambda value: isinstance(value, str | PathLike)),
     "every": ("an integer from 0 up, or None", lambda value: value is None or _is_integer(value)),

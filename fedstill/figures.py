@@ -19,7 +19,7 @@ from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.report import figures as drawings
 from fedstill.report.comparison_records import ComparedSetting, ComparisonSummary, MethodCurve
 from fedstill.report.figures import FORMATS, Point, leakage_scatter, learning_curves, scatter_points
-from fedstill.report.result import RunFiles
+from fedstill.report.records import RunFiles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +41,7 @@ def accuracy(run: str | Path | RunFiles) -> Figure:
 
     Args:
         run: folder of a finished run, or the run as returned by
-            :meth:`fedstill.report.result.RunFiles.read`.
+            :meth:`fedstill.report.records.RunFiles.read`.
 
     Returns:
         Figure with one pair of axes.

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 from fedstill.cli import main as cli
-from tests.my_lab_package import Lab, install
+from tests.support.my_lab import Lab, install
 
 # The same examples in every run: a failure in continuous integration is a failure at the desk.
 hypothesis.settings.register_profile("fedstill", deadline=None, derandomize=True, max_examples=50)

@@ -23,37 +23,9 @@ from fedstill.core import compute
 from fedstill.core.errors import ArgumentError, DataError, ModelError, QueryRefused, RunFolderError
 from fedstill.core.run_writer import OBJECTS_FILE, RunWriter
 from fedstill.models import MLP, SmallCNN
+from tests.support.bright_rows import SHAPE, bright_rows, few
 
-SHAPE = (1, 8, 8)
 LEARNING = fedstill.LocalConfig(epochs=20, batch=16, lr=3e-3)
-
-
-def blobs(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images of one bright row, whose place tells which of three classes."""
-    draw = torch.Generator().manual_seed(seed)
-    labels = torch.randint(3, (count,), generator=draw)
-    pixels = -0.8 + 0.1 * torch.rand(count, 1, 8, 8, generator=draw)
-    pixels[torch.arange(count), 0, 2 * labels] = 0.8
-    return pixels, labels
-
-
-def few(**changes: Any) -> dict[str, Any]:
-    """Arguments for a short run of two nodes; networks are new, with equal initial weights."""
-    torch.manual_seed(0)
-    return {
-        "data": [blobs(60, 1), blobs(90, 2)],
-        "models": [SmallCNN(SHAPE, 3, 8), SmallCNN(SHAPE, 3, 8)],
-        "student": SmallCNN(SHAPE, 3, 8),
-        "test": blobs(60, 3),
-        "classes": 3,
-        "method": fedstill.FedIOD(
-            steps=6, generator=fedstill.InputGenerator(width=8), critic=fedstill.Discriminators(width=8)
-        ),
-        "local": fedstill.LocalConfig(epochs=2, batch=16),
-        "engine": fedstill.EngineConfig(batching="one-by-one"),
-        "every": 2,
-        **changes,
-    }
 
 
 @pytest.mark.parametrize(
@@ -85,7 +57,11 @@ def test_accepts_class_names_as_labels(form: str) -> None:
             return list(zip(examples[0], labels, strict=True))
         return examples[0], np.array(labels) if form == "array" else labels
 
-    given = few(data=[texts(blobs(60, 1)), texts(blobs(90, 2))], test=texts(blobs(60, 3)), classes=classes)
+    given = few(
+        data=[texts(bright_rows(60, 1)), texts(bright_rows(90, 2))],
+        test=texts(bright_rows(60, 3)),
+        classes=classes,
+    )
     by_name = fedstill.distil(**given)
     assert metrics(by_name) == metrics(fedstill.distil(**few(classes=classes)))
 
@@ -97,14 +73,14 @@ def test_accepts_class_names_as_labels(form: str) -> None:
         ({"classes": ["a", "b", "b\u200b"]}, "'b' and 'b\\u200b' are one name"),
         ({"names": ["north", "north\u200b"]}, "invalid names = "),
         (
-            {"test": (blobs(3, 1)[0], ["a", "b", "c"])},
+            {"test": (bright_rows(3, 1)[0], ["a", "b", "c"])},
             "test: labels are texts such as 'a', and classes have no",
         ),
         (
-            {"test": (blobs(3, 1)[0], ["a", "b", "d"]), "classes": ["a", "b", "c"]},
+            {"test": (bright_rows(3, 1)[0], ["a", "b", "d"]), "classes": ["a", "b", "c"]},
             r"test: the label of example 2 is 'd' (expected a, b, c",
         ),
-        ({"test": (blobs(3, 1)[0], torch.tensor([1, 2, 3]))}, "they count from 1"),
+        ({"test": (bright_rows(3, 1)[0], torch.tensor([1, 2, 3]))}, "they count from 1"),
     ],
 )
 def test_rejects_invalid_class_names_and_labels(changes: dict[str, Any], line: str) -> None:
@@ -120,7 +96,10 @@ def metrics(outcome: fedstill.Outcome) -> dict[str, Any]:
 
 def test_color_run_writes_all_files(tmp_path: Path) -> None:
     """Color images lie in memory with channels last, and files must hold them all the same."""
-    color = [(x.expand(-1, 3, -1, -1).contiguous(), y) for x, y in (blobs(60, 1), blobs(90, 2), blobs(60, 3))]
+    color = [
+        (x.expand(-1, 3, -1, -1).contiguous(), y)
+        for x, y in (bright_rows(60, 1), bright_rows(90, 2), bright_rows(60, 3))
+    ]
     networks = [SmallCNN((3, 8, 8), 3, 8) for _ in range(3)]
     given = few(data=color[:2], test=color[2], models=networks[:2], student=networks[2], every=2)
     fedstill.distil(**given, out=tmp_path / "run")
@@ -130,7 +109,7 @@ def test_color_run_writes_all_files(tmp_path: Path) -> None:
 
 def test_accepts_examples_as_list_or_data_set() -> None:
     plain = fedstill.distil(**few())
-    (x, y), (v, w) = blobs(60, 1), blobs(90, 2)
+    (x, y), (v, w) = bright_rows(60, 1), bright_rows(90, 2)
     others = fedstill.distil(**few(data=[[x.double(), y.int()], [v.numpy(), w.tolist()]]))
     sets = fedstill.distil(**few(data=[torch.utils.data.TensorDataset(x, y), [v, w]]))
     assert metrics(others) == metrics(sets) == metrics(plain)
@@ -144,9 +123,9 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 USELESS = [
     (Stream(), "data[1] is a Stream"),
     ([], "data[1] has no examples"),
-    (torch.utils.data.TensorDataset(blobs(9, 0)[0]), "not pairs (input, label)"),
+    (torch.utils.data.TensorDataset(bright_rows(9, 0)[0]), "not pairs (input, label)"),
     ((torch.zeros(4, 64), torch.zeros(4)), "float32 of shape (N, C, H, W)"),
-    ((blobs(9, 0)[0], torch.zeros(8)), "9 inputs but 8 targets"),
+    ((bright_rows(9, 0)[0], torch.zeros(8)), "9 inputs but 8 targets"),
 ]
 
 
@@ -328,7 +307,7 @@ class Clock:
 
 
 OTHERS = {
-    "data[0]": {"data": [blobs(60, 7), blobs(90, 2)]},
+    "data[0]": {"data": [bright_rows(60, 7), bright_rows(90, 2)]},
     "method": {
         "method": fedstill.FedIOD(
             steps=7, generator=fedstill.InputGenerator(width=8), critic=fedstill.Discriminators(width=8)
@@ -347,7 +326,7 @@ def test_rejects_folder_of_run_with_other_arguments(tmp_path: Path, monkeypatch:
     for name, changes in OTHERS.items():
         with pytest.raises(RunFolderError, match=re.escape(f"{out} holds a run with another {name}: choose")):
             fedstill.distil(**few(**changes, out=out))
-    more = {"data": [*few()["data"], blobs(30, 5)], "models": [*few()["models"], MLP(SHAPE, 3)]}
+    more = {"data": [*few()["data"], bright_rows(30, 5)], "models": [*few()["models"], MLP(SHAPE, 3)]}
     with pytest.raises(RunFolderError, match="holds a run with another"):
         fedstill.distil(**few(**more, out=out))
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
@@ -408,7 +387,7 @@ def test_class_names_and_features_reach_setting(tmp_path: Path, monkeypatch: pyt
 
 
 def test_reports_labels_by_name() -> None:
-    x, y = blobs(60, 1)
+    x, y = bright_rows(60, 1)
     labels = torch.nn.functional.one_hot(y, 3)
     outcome = fedstill.distil(
         **few(
@@ -442,7 +421,11 @@ def test_distil_trains_custom_modules(tmp_path: Path) -> None:
         ({"models": [MLP(SHAPE, 3)]}, ArgumentError, "invalid models = 1"),
         ({"names": ["a", "a"]}, ArgumentError, "each name once"),
         ({"student": MLP(SHAPE, 4)}, ModelError, "student returns outputs of shape (4,)"),
-        ({"data": [blobs(60, 1), (blobs(90, 2)[0] * 100, blobs(90, 2)[1])]}, DataError, "mean and std"),
+        (
+            {"data": [bright_rows(60, 1), (bright_rows(90, 2)[0] * 100, bright_rows(90, 2)[1])]},
+            DataError,
+            "mean and std",
+        ),
         ({"mean": (0.1, 0.2)}, ArgumentError, "1 channels"),
         ({"method": "fedio"}, ArgumentError, "did you mean 'fediod'"),
         ({"method": 3}, ArgumentError, "FedIOD"),
@@ -453,7 +436,7 @@ def test_distil_trains_custom_modules(tmp_path: Path) -> None:
             ArgumentError,
             "invalid engine.backend = 'flare' (expected",
         ),
-        *(({"data": [blobs(60, 1), examples]}, DataError, message) for examples, message in USELESS),
+        *(({"data": [bright_rows(60, 1), examples]}, DataError, message) for examples, message in USELESS),
     ],
 )
 def test_distil_rejects_invalid_arguments(changes: Any, error: type[Exception], message: str) -> None:
@@ -472,7 +455,7 @@ class Watched(torch.utils.data.Dataset[Any]):
     """Examples that say when they are read, and may wait."""
 
     def __init__(self, wait: threading.Event | None = None) -> None:
-        self.examples, self.read, self.wait = blobs(30, 1), threading.Event(), wait
+        self.examples, self.read, self.wait = bright_rows(30, 1), threading.Event(), wait
 
     def __len__(self) -> int:
         return 30
@@ -488,9 +471,9 @@ def test_runs_in_threads_are_serialized() -> None:
     go = threading.Event()
     first, second = Watched(go), Watched()
     with ThreadPoolExecutor(2) as pool:
-        one = pool.submit(fedstill.distil, **few(data=[first, blobs(60, 2)]))
+        one = pool.submit(fedstill.distil, **few(data=[first, bright_rows(60, 2)]))
         assert first.read.wait(60)
-        other = pool.submit(fedstill.distil, **few(data=[second, blobs(60, 2)]))
+        other = pool.submit(fedstill.distil, **few(data=[second, bright_rows(60, 2)]))
         assert not second.read.wait(1)
         go.set()
         assert metrics(one.result()) == metrics(other.result())
@@ -509,9 +492,9 @@ def test_averaging_accepts_older_norm_layers(norm: Any, method: str) -> None:
     made = api.METHODS[method]
     short = made(rounds=2) if method == "fedavg" else made(rounds=2, steps=2)
     models = [network(), network()]
-    models[0](blobs(2, 0)[0])  # as a network that was used before
+    models[0](bright_rows(2, 0)[0])  # as a network that was used before
     owners = [fedstill.PolicyConfig(outputs_only=False)] * 2
-    public = blobs(20, 5)[0]
+    public = bright_rows(20, 5)[0]
     outcome = fedstill.distil(
         **few(models=models, student=network(), method=short, policies=owners, public=public)
     )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedstill.attacks.transcript import load_run, replay_run
-from tests.my_lab_package import Lab
+from tests.support.my_lab import Lab
 
 ATTACK = "my_lab.majority:MajorityClass"
 COMPARED = """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from tests.my_lab_package import SITES, Lab, write_plates
+from tests.support.my_lab import SITES, Lab, write_plates
 
 TABLES = {
     "data": {"name": "plates", "white": 16.0},

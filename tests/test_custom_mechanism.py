@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event, cost_from_dict
 from fedstill.privacy.noise import seeded_sampler
-from tests.my_lab_package import MY_LAB, SMALL, Lab
+from tests.support.my_lab import MY_LAB, SMALL, Lab
 
 TABLES = {
     "public": {"name": "held-out", "share": 0.05},

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from fedstill.core.checkpoint import load_state
-from tests.my_lab_package import MY_LAB, ROOT, SMALL, Lab, write_plates
+from tests.support.my_lab import MY_LAB, ROOT, SMALL, Lab, write_plates
 
 KIND = "class logits"
 NODES = SMALL["nodes"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.my_lab_package import SMALL, Lab
+from tests.support.my_lab import SMALL, Lab
 
 NOT_IMPORTED = "= 'broken' (expected an importable object: broken:thing fails with"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,16 @@ import pytest
 import torch
 
 from fedstill.data import SplitConfig, SplitItems, split
-from fedstill.data.splits import SPLITS
+from fedstill.data.partitioners import SPLITS
+from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods.fediod import FedIOD
-from fedstill.methods.fedkd import FedKD
+from fedstill.methods.fedkd import FedKD, StudentTraining
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
-from tests.methods.test_fediod import SMALL as FEDIOD
-from tests.methods.test_fediod import world as fediod_world
-from tests.methods.test_fedkd import CONFIG as FEDKD
-from tests.methods.test_fedkd import run, targets
-from tests.methods.test_fedkd import world as fedkd_world
-from tests.my_lab_package import MY_LAB, SMALL, Lab
+from tests.support import small_world
+from tests.support.my_lab import MY_LAB, SMALL, Lab
+from tests.support.small_world import World, disagreeing, few, made, make_nodes, public_data
 
 
 @pytest.fixture(scope="module")
@@ -118,24 +116,30 @@ def reference(responses: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.median(responses.log_softmax(2).numpy(), 0))
 
 
+def make_world(method: FedKD | FedIOD, **setting: Any) -> World:
+    """Return three untrained nodes whose responses differ, and a server over them."""
+    nodes = make_nodes([disagreeing(made("mlp:8", index)) for index in range(3)], classes=few)
+    return small_world.world(method, nodes, made("mlp:8", "student"), local=LocalConfig(), **setting)
+
+
 @pytest.mark.usefixtures("run_with_lab")
 def test_fedkd_student_learns_from_the_median() -> None:
-    config = replace(FEDKD, ensemble="my_lab.robust:median", levels=0, gamma=float("inf"))
-    assert isinstance(config, FedKD)
-    created = run(fedkd_world(config), 1)
+    student = StudentTraining(epochs=4, batch=6, lr=1e-2, lr_end=1e-3)
+    config = FedKD(ensemble="my_lab.robust:median", levels=0, gamma=float("inf"), student=student)
+    created = make_world(config, public=public_data(23))
+    created.server.step()
     with torch.no_grad():
         responses = torch.stack([node.model(created.public.inputs) for node in created.nodes])
-    torch.testing.assert_close(targets(created)[0], reference(responses), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(created.server.state.z_hat[0], reference(responses), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("run_with_lab")
 def test_fediod_uses_the_median_for_student_and_generator() -> None:
-    config = replace(FEDIOD, ensemble="my_lab.robust:median")
-    assert isinstance(config, FedIOD)
-    one = fediod_world(config)
+    student = ReplayTraining(steps=2, batch=100, memory=12)  # a batch is all that is remembered
+    one = make_world(FedIOD(batch=5, ensemble="my_lab.robust:median", student=student))
     before = [value.clone() for value in one.server.state.generator.G.parameters()]
     one.server.step()
-    x, z = one.server.state.student.replay.sample(config.batch, 0, 0)
+    x, z = one.server.state.student.replay.sample(5, 0, 0)
     with torch.no_grad():
         responses = torch.stack([node.model(x) for node in one.nodes])
     torch.testing.assert_close(z, reference(responses), rtol=1e-4, atol=1e-5)

@@ -13,7 +13,7 @@ import fedstill
 from fedstill.data.loading import CLASSIFICATION
 from fedstill.models import MLP
 from fedstill.tasks import TASKS
-from tests.my_lab_package import MY_LAB, SMALL, Lab
+from tests.support.my_lab import MY_LAB, SMALL, Lab
 
 TASK_PATH = "my_lab.ordinal:OrdinalConfig"
 TABLES = {

@@ -21,10 +21,10 @@ from fedstill.core.errors import (
     RunFolderError,
     caller_context,
 )
-from tests.test_api import SHAPE, blobs, few
+from tests.support.bright_rows import SHAPE, bright_rows, few
 
 WRONG: dict[str, list[Any]] = {
-    "data": [None, blobs(3, 1), {"a": blobs(3, 1)}],
+    "data": [None, bright_rows(3, 1), {"a": bright_rows(3, 1)}],
     "models": [None, nn.Flatten(), {"a": nn.Flatten()}],
     "classes": [3.0, 0, -1, None, [], {"a": 0}, True],
     "task": [3],
@@ -57,13 +57,13 @@ def test_rejects_arguments_of_other_types(name: str) -> None:
 
 
 def student(**changes: Any) -> dict[str, torch.Tensor]:
-    outcome = fedstill.distil(**few(method="fedkd", public=blobs(20, 5)[0], **changes))
+    outcome = fedstill.distil(**few(method="fedkd", public=bright_rows(20, 5)[0], **changes))
     assert outcome.student is not None
     return outcome.student.state_dict()
 
 
 def within(context: Callable[[], Any]) -> dict[str, torch.Tensor]:
-    given = few(method="fedkd", public=blobs(20, 5)[0])
+    given = few(method="fedkd", public=bright_rows(20, 5)[0])
     with context():
         outcome = fedstill.distil(**given)
     assert outcome.student is not None
@@ -124,10 +124,13 @@ ONE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "passes": (
         "method.student.batch",
-        {"method": fedstill.FedKD(student=fedstill.StudentTraining(batch=1)), "public": blobs(5, 5)[0]},
+        {"method": fedstill.FedKD(student=fedstill.StudentTraining(batch=1)), "public": bright_rows(5, 5)[0]},
     ),
-    "digest": ("method.digest_batch", {"method": fedstill.FedMD(digest_batch=1), "public": blobs(5, 5)}),
-    "public": ("public", {"method": fedstill.FedKD(), "public": blobs(1, 5)[0]}),
+    "digest": (
+        "method.digest_batch",
+        {"method": fedstill.FedMD(digest_batch=1), "public": bright_rows(5, 5)},
+    ),
+    "public": ("public", {"method": fedstill.FedKD(), "public": bright_rows(1, 5)[0]}),
 }
 
 
@@ -145,12 +148,12 @@ def test_rejects_batch_norm_with_batch_of_one(case: str) -> None:
 def test_last_batch_has_two_examples() -> None:
     """Five public examples in batches of two have no last batch of one."""
     method = fedstill.FedKD(student=fedstill.StudentTraining(epochs=1, batch=2))
-    given = few(models=[normed(), normed()], student=normed(), method=method, public=blobs(5, 5)[0])
+    given = few(models=[normed(), normed()], student=normed(), method=method, public=bright_rows(5, 5)[0])
     assert fedstill.distil(**given).student is not None
 
 
 def test_node_with_one_record_trains_batch_norm() -> None:
-    given = few(data=[blobs(1, 1), blobs(60, 2)], models=[normed(), normed()], student=normed())
+    given = few(data=[bright_rows(1, 1), bright_rows(60, 2)], models=[normed(), normed()], student=normed())
     assert fedstill.distil(**given).student is not None
 
 

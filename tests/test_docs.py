@@ -20,7 +20,7 @@ from fedstill.attacks.attack import ATTACKS
 from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import Registrable
 from fedstill.data.config import DATA
-from fedstill.data.splits import SPLITS
+from fedstill.data.partitioners import SPLITS
 from fedstill.federation import offline_files
 from fedstill.models import MODELS
 from fedstill.node import audit_database
@@ -28,7 +28,7 @@ from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol import run_plan
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.run_plan import PROTOCOL
-from fedstill.report.result import Result
+from fedstill.report.records import Result
 from fedstill.tasks.config import TASKS
 from fedstill.tasks.task import ENSEMBLES
 from fedstill.track.tracker import TRACKERS

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.audited import entries
-from tests.forked import Command
+from tests.support.audit_logs import entries
+from tests.support.processes import Command
 
 ROOT = Path(__file__).parents[1]
 

@@ -86,3 +86,15 @@ def test_public_class_names_are_unique() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 by_name.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: files for name, files in by_name.items() if len(files) > 1} == {}
+
+
+def test_test_modules_import_only_from_support() -> None:
+    tests = Path(__file__).parent
+    for file in tests.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            for module in modules:
+                if module.split(".")[0] == "tests":
+                    assert module.split(".")[:2] == ["tests", "support"], file

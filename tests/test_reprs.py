@@ -82,7 +82,7 @@ HOLDERS = [
     LabelHistogram(tuple(map(str, range(90))), torch.zeros(90, 10), torch.zeros(90)),
     QueryCall("predict_logits", {"x": SOME.inputs}),
     Responses(0, tuple(map(str, range(90))), {"logits": torch.zeros(90, 64, 10)}),
-    fedstill.Schema("c0", COLUMNS),
+    fedstill.TableSchema("c0", COLUMNS),
 ]
 
 

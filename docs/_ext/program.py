@@ -25,7 +25,7 @@ from fedstill.core.config_tables import describe_type, to_table
 from fedstill.core.options import CheckedOptions, field_docs
 from fedstill.core.registry import Registrable
 from fedstill.data.config import DATA
-from fedstill.data.splits import SPLITS
+from fedstill.data.partitioners import SPLITS
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.method import METHODS

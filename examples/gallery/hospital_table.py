@@ -26,7 +26,7 @@ columns = [
     for name, (low, high) in zip(wine.feature_names, RANGES, strict=True)
 ]
 kind = fedstill.SchemaColumn(name="kind", type="category", categories=tuple(wine.target_names))
-schema = fedstill.Schema("kind", (*columns, kind))
+schema = fedstill.TableSchema("kind", (*columns, kind))
 
 low, high = torch.tensor(RANGES, dtype=torch.float32).T
 x = 2 * (torch.tensor(wine.data).float() - low) / (high - low) - 1  # (N, 13), from -1 to 1

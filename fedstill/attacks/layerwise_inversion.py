@@ -343,15 +343,15 @@ def _mismatch(
 
 
 def _input_gradients(
-    block: _ConvolutionBlock, x: torch.Tensor, pulls: torch.Tensor, sharp: float
+    block: _ConvolutionBlock, x: torch.Tensor, cotangents: torch.Tensor, sharp: float
 ) -> torch.Tensor:
     """Gradient of a block's input, under the winners and active units at that input."""
     weights = _weights([block])
     _, patterns = _soft_forward([block], x, weights, sharp)
-    pulled: torch.Tensor = vjp(lambda x: _soft_forward([block], x, weights, sharp, patterns)[0], x)[1](pulls)[
-        0
-    ]
-    return pulled
+    input_cotangents: torch.Tensor = vjp(lambda x: _soft_forward([block], x, weights, sharp, patterns)[0], x)[
+        1
+    ](cotangents)[0]
+    return input_cotangents
 
 
 def _search_input(

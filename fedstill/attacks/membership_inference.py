@@ -44,7 +44,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, format_option
 from fedstill.core.options import NonNegativeInt
 from fedstill.core.seeds import derive, numpy_generator, torch_generator
-from fedstill.data import splits
+from fedstill.data import partitioners
 from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
@@ -475,7 +475,7 @@ def shadow_federation(
     part, run = candidates.records.subset(rows), replayed.config
     generator = numpy_generator(seed, "split")
     try:
-        indices = splits.split(part.targets, len(replayed.data.classes), run.split, generator)
+        indices = partitioners.split(part.targets, len(replayed.data.classes), run.split, generator)
     except FedstillError as error:
         if isinstance(error, ArgumentError) and error.name == "split.column":
             expected = "alone, where data are split by a column"

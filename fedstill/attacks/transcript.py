@@ -343,11 +343,13 @@ class _ObservedEngine(InProcess):
         return responses
 
     def collect_gradients(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], encoding: Any = None
+        self, number: int, query: str, output_gradients: Mapping[str, Tensors], encoding: Any = None
     ) -> Mapping[str, Tensors]:
-        gradients = super().collect_gradients(number, query, pulls, encoding)
+        gradients = super().collect_gradients(number, query, output_gradients, encoding)
         for node, tensors in self._releases_visible_to_server(query, gradients).items():
-            sent = pulls[node] if node in pulls else next(iter(pulls.values()))  # of a sum, the same to all
+            sent = (
+                output_gradients[node] if node in output_gradients else next(iter(output_gradients.values()))
+            )  # of a sum, the same to all
             self._notify(node, tensors, query, number, GRADIENT, sent)
         return gradients
 

@@ -108,13 +108,13 @@ def configured(words: Sequence[str], quick: bool = False) -> LeakageConfig:
     """Return the attacks that the options choose, with their options."""
     from fedstill.attacks.config import LeakageConfig
 
-    chosen, spelled = _chosen(words, quick)
+    chosen, spelled = _parse_attacks(words, quick)
     got = override(chosen, spelled, "fedstill attack RUN")
     attacks = (getattr(got, _attack_option_prefix(name)) for name in chosen.attacks)
     return LeakageConfig(tuple(attacks), got.seed)
 
 
-def _chosen(words: Sequence[str], quick: bool) -> tuple[Any, list[str]]:
+def _parse_attacks(words: Sequence[str], quick: bool) -> tuple[Any, list[str]]:
     """Return the chosen attacks as one configuration with a field for each, and the options for it."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.attacks.config import LeakageConfig
@@ -146,7 +146,7 @@ def list_attack_options(call: Call) -> str:
     """Return every option of the attacks."""
     from fedstill.attacks.attack import ATTACKS
 
-    listed = list_options(*_chosen(call.overrides, "--quick" in call.words))
+    listed = list_options(*_parse_attacks(call.overrides, "--quick" in call.words))
     return f"all options of the attacks ({', '.join(ATTACKS)}):\n\n{listed}"
 
 

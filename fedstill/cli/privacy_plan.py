@@ -67,24 +67,24 @@ def print_plan(
         raise ArgumentError("fedstill privacy plan", target, "NODE RUN: the run is missing")
     config = configured(target, call, "run")
 
-    run, places = (
+    run, nodes = (
         _planned_simulated_nodes(target, config)
         if folder is None
         else _planned_owner_node(folder, target, config)
     )
     known: dict[int, NodePlan] = {}  # in a simulation nodes differ in how many records they have
     plans = []
-    for place in places:
-        if place.examples not in known:
-            known[place.examples] = _solve_for_missing_option(run, place, epsilon, noise, steps)
-        plans.append(replace(known[place.examples], place=place))
+    for node in nodes:
+        if node.examples not in known:
+            known[node.examples] = _solve_for_missing_option(run, node, epsilon, noise, steps)
+        plans.append(replace(known[node.examples], node=node))
     if as_json:
         print_json(plan_record(run, plans))
     else:
         show(plain(), run, plans, folder)
     for one in plans:
-        if (reason := refusal(one.mechanism, one.place.spent)) is not None:
-            raise FedstillError(f"{one.place.name} would refuse {run.name}: {reason}")
+        if (reason := refusal(one.mechanism, one.node.spent)) is not None:
+            raise FedstillError(f"{one.node.name} would refuse {run.name}: {reason}")
 
 
 def _parse_noise(text: str) -> float | dict[str, float]:
@@ -151,7 +151,7 @@ def _require_public(run: PlannedRun, note: str) -> None:
 
 
 def _build_mechanism(
-    run: PlannedRun, place: PlannedNode, privacy: PrivacyConfig, method: Any, local: LocalConfig
+    run: PlannedRun, node: PlannedNode, privacy: PrivacyConfig, method: Any, local: LocalConfig
 ) -> PrivacyMechanism:
     """The mechanism that the node would have in the run."""
     from fedstill.core.compute import Compute
@@ -159,25 +159,25 @@ def _build_mechanism(
 
     setting = NodeSetting(run.spec.make_task(), local, Compute(), run.public)
     side = build_node_side(method, setting)
-    return PrivacyMechanism(place.name, privacy, side, local, place.examples, setting.task, group=place.group)
+    return PrivacyMechanism(node.name, privacy, side, local, node.examples, setting.task, group=node.group)
 
 
 def _solve_for_missing_option(
     run: PlannedRun,
-    place: PlannedNode,
+    node: PlannedNode,
     epsilon: float | None = None,
     noise: float | Mapping[str, float] | None = None,
     steps: int | None = None,
 ) -> NodePlan:
     """Give the node the one of noise, steps and epsilon that is not given."""
-    privacy, method, local = place.privacy, run.method, place.local
+    privacy, method, local = node.privacy, run.method, node.local
     finds_steps = steps is None and epsilon is not None and noise is not None
     if epsilon is not None:
         privacy = replace(privacy, epsilon=epsilon)
     # With some noise everywhere: what does the run cost at all, and for how long?
     wants = [part for part, table in privacy.noise_option_tables.items() if table.noise is None]
     noisy = privacy.with_noise(dict.fromkeys(wants, 1.0))
-    first = _build_mechanism(run, place, noisy, method, local)
+    first = _build_mechanism(run, node, noisy, method, local)
     used = charged_noise_tables(first)
     if noise is not None:
         unknown = [part for part in wants if part in used]
@@ -189,7 +189,7 @@ def _solve_for_missing_option(
     if total_cost(first.run_costs()) or steps or finds_steps:
 
         def price(method: Any, local: LocalConfig) -> PrivacyCost | None:
-            return total_cost(_build_mechanism(run, place, noisy, method, local).run_costs())
+            return total_cost(_build_mechanism(run, node, noisy, method, local).run_costs())
 
         try:
             length = find_run_length(method, local, price)
@@ -197,18 +197,18 @@ def _solve_for_missing_option(
             if steps is not None or finds_steps:
                 raise
     if length is not None and (steps is not None or finds_steps):
-        steps = _longest_run_within_epsilon(run, place, privacy, length, wants) if steps is None else steps
+        steps = _longest_run_within_epsilon(run, node, privacy, length, wants) if steps is None else steps
         method, local = length.with_length(method, local, steps)
         length = replace(length, value=steps)
-    mechanism = _build_mechanism(run, place, privacy, method, local)
+    mechanism = _build_mechanism(run, node, privacy, method, local)
     if mechanism.protects and method.needs().trains_on_public:  # as the run itself is refused
         allowed = "none if public data are added to its own"
-        raise ArgumentError(f"privacy.mechanism of {place.name}", mechanism.name, allowed)
+        raise ArgumentError(f"privacy.mechanism of {node.name}", mechanism.name, allowed)
     limited = math.isfinite(privacy.tightest_epsilon_budget)
     cost = forecast(mechanism)
     noisy_enough = wants and limited and cost.cost is not None
     found = "steps" if finds_steps else "noise" if noisy_enough else "epsilon"
-    return NodePlan(place, mechanism, cost, length, found)
+    return NodePlan(node, mechanism, cost, length, found)
 
 
 def _noise_by_part(
@@ -231,20 +231,20 @@ def _noise_by_part(
 
 
 def _longest_run_within_epsilon(
-    run: PlannedRun, place: PlannedNode, privacy: PrivacyConfig, length: RunLength, wants: Sequence[str]
+    run: PlannedRun, node: PlannedNode, privacy: PrivacyConfig, length: RunLength, wants: Sequence[str]
 ) -> int:
     """The longest run within epsilon."""
     if wants:
         raise ArgumentError("--noise", ", ".join(wants), "noise for them too, or --steps in its place")
 
     def mechanism_of(steps: int) -> PrivacyMechanism:
-        return _build_mechanism(run, place, privacy, *length.with_length(run.method, place.local, steps))
+        return _build_mechanism(run, node, privacy, *length.with_length(run.method, node.local, steps))
 
     if total_cost(mechanism_of(1).run_costs()) is None:
         raise ArgumentError("--noise", 0, "noise on everything that leaves; without it nothing is guaranteed")
     steps = max_affordable_steps(mechanism_of, privacy.epsilon)
     if not steps:
-        least = f"more, or more noise: even {length.name} = 1 costs more than that at {place.name}"
+        least = f"more, or more noise: even {length.name} = 1 costs more than that at {node.name}"
         raise ArgumentError("--epsilon", privacy.epsilon, least)
     return steps
 
@@ -277,7 +277,7 @@ class PlannedNode:
 class NodePlan:
     """Plan of one node."""
 
-    place: PlannedNode
+    node: PlannedNode
     mechanism: PrivacyMechanism  # of the run as planned
     cost: Forecast
     length: RunLength | None  # option that sets the length of the run; None: the cost does not depend on it
@@ -286,7 +286,7 @@ class NodePlan:
     @property
     def unlike(self) -> bool:
         """Return whether earlier releases were charged for another unit, so that costs cannot be added."""
-        return bool(self.place.spent.units - {self.mechanism.unit})
+        return bool(self.node.spent.units - {self.mechanism.unit})
 
 
 def show(console: Console, run: PlannedRun, plans: Sequence[NodePlan], folder: Path | None) -> None:
@@ -298,7 +298,7 @@ def show(console: Console, run: PlannedRun, plans: Sequence[NodePlan], folder: P
         _print_nodes(console, plans)
     _print_lines(console, most)
     print_facts(console, _budget_facts(most))
-    if all(refusal(plan.mechanism, plan.place.spent) is None for plan in plans):
+    if all(refusal(plan.mechanism, plan.node.spent) is None for plan in plans):
         _print_levels(console, plans, folder)
 
 
@@ -311,16 +311,16 @@ def plan_record(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
         "facts": _facts(run, plans, most),
         "nodes": [
             {
-                "node": plan.place.name,
-                "records": plan.place.examples,
+                "node": plan.node.name,
+                "records": plan.node.examples,
                 "noise": plan.mechanism.noise_levels,
                 "length": None if plan.length is None else {plan.length.name: plan.length.value},
                 "epsilon": {"pld": plan.cost.pld, "rdp": plan.cost.rdp},
-                "refused": refusal(plan.mechanism, plan.place.spent),
+                "refused": refusal(plan.mechanism, plan.node.spent),
             }
             for plan in plans
         ],
-        "of": most.place.name,
+        "of": most.node.name,
         "delta": most.mechanism.config.delta,
         "queries": _lines(most),
         "budgets": _budgets(most),
@@ -359,7 +359,7 @@ def _facts(run: PlannedRun, plans: Sequence[NodePlan], most: NodePlan) -> dict[s
             "epsilon": "epsilon computed from noise and length",
         }[most.found]
         if "model" in config.dp_trained and most.cost.pld and MODEL not in run.models:
-            records = sum(plan.place.examples for plan in plans) // len(plans)  # as they were recorded
+            records = sum(plan.node.examples for plan in plans) // len(plans)  # as they were recorded
             if advised := advice(run.spec.task, records, round(most.cost.pld, 1)):
                 facts["advice"] = advised
         facts |= config.facts({part: max(_levels(plans, part)) for part in config.noise_option_tables})
@@ -381,8 +381,8 @@ def _print_nodes(console: Console, plans: Sequence[NodePlan]) -> None:
     parts = [part for part in plans[0].mechanism.config.noise_option_tables if any(_levels(plans, part))]
     rows = [
         [
-            plan.place.name,
-            f"{plan.place.examples:,}",
+            plan.node.name,
+            f"{plan.node.examples:,}",
             *(f"{plan.mechanism.noise_levels[part]:.4g}" for part in parts),
             *([f"{plan.length.value:.10g}"] if plan.length is not None and plan.found == "steps" else []),
             epsilon_text_rounded_up(plan.cost.pld),
@@ -408,7 +408,7 @@ def _explain(console: Console, columns: Mapping[str, str]) -> None:
 
 
 def _print_lines(console: Console, plan: NodePlan) -> None:
-    console.print(f"privacy cost of {plan.place.name}, {plan.place.examples:,} records, by query")
+    console.print(f"privacy cost of {plan.node.name}, {plan.node.examples:,} records, by query")
     rows = []
     for line in _lines(plan):
         times, charge, alone = line["times"], line["events"], line["epsilon"]
@@ -469,10 +469,10 @@ def _line(
 def _budgets(plan: NodePlan) -> dict[str, Any]:
     """Return the cost of the run and the remaining budgets. None: no guarantee, no budget, or an unreadable
     audit log."""
-    config, cost, place = plan.mechanism.config, plan.cost, plan.place
+    config, cost, node = plan.mechanism.config, plan.cost, plan.node
     before = after = None
-    if place.spent.fault is None and not place.spent.no_guarantee and not plan.unlike:
-        spent = cost_from_dict(place.spent.events)
+    if node.spent.fault is None and not node.spent.no_guarantee and not plan.unlike:
+        spent = cost_from_dict(node.spent.events)
         before = compute_epsilon(spent, config.total_budget[1], config.accountant)
         if cost.cost is not None:
             after = compute_epsilon(spent + cost.cost, config.total_budget[1], config.accountant)
@@ -482,7 +482,7 @@ def _budgets(plan: NodePlan) -> dict[str, Any]:
         "and_each_time": [name for name, asked in plan.mechanism.side.queries.items() if not asked.times],
         "of_the_run": _budget(config.epsilon, config.delta, 0.0, cost.epsilon_by(config.accountant)),
         "of_the_data": _budget(*config.total_budget, before, after),
-        "refused": refusal(plan.mechanism, place.spent),
+        "refused": refusal(plan.mechanism, node.spent),
     }
 
 
@@ -514,7 +514,7 @@ def _budget_facts(plan: NodePlan) -> dict[str, str | Sequence[str]]:
         "whole run": lines,
         "of the run": _remaining_budget_text(budgets["of_the_run"]),
     }
-    spent = plan.place.spent
+    spent = plan.node.spent
     unknown = spent.fault is not None or ((spent.no_guarantee or plan.unlike) and refused)
     facts["of the data"] = refused if unknown else _remaining_budget_text(budgets["of_the_data"])
     return facts
@@ -543,7 +543,7 @@ def _remaining_budget_text(budget: Mapping[str, Any]) -> str:
 def _new_levels(plans: Sequence[NodePlan]) -> dict[str, float]:
     """The noise that was found, by part, rounded up."""
     found = {}
-    given = plans[0].place.privacy.noise_option_tables
+    given = plans[0].node.privacy.noise_option_tables
     for part, table in plans[0].mechanism.config.noise_option_tables.items():
         most = max(_levels(plans, part))
         if most > 0 and (table.noise is None or table.noise != given[part].noise):

@@ -102,7 +102,7 @@ def _registries() -> tuple[dict[str, str], dict[str, Registry[Any]]]:
     """Return all methods with title and paper (or their import error), and the registries of other kinds."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.data.config import DATA
-    from fedstill.data.splits import SPLITS
+    from fedstill.data.partitioners import SPLITS
     from fedstill.models import MODELS
     from fedstill.privacy.config import MECHANISMS
     from fedstill.protocol.method import METHODS
@@ -146,7 +146,7 @@ def _method_facts(name: str) -> dict[str, str]:
     from fedstill.core.config_tables import to_table
     from fedstill.protocol.method import METHODS
     from fedstill.report.comparison_records import NEED_TITLES
-    from fedstill.report.result import MAIN_MODELS
+    from fedstill.report.records import MAIN_MODELS
     from fedstill.runs.spec import from_dict
 
     method = METHODS[name]()

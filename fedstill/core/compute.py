@@ -227,7 +227,7 @@ class Compute:
 
         torch's group norm (2.13, CPU) is slow with channels-last memory in bfloat16, and its backward pass
         ends the process if its input needs no gradient, as behind a frozen layer. The group norm of
-        :mod:`fedstill.models.normalization` accepts any layout. Some convolutions write beyond their memory
+        :mod:`fedstill.models.norm_layers` accepts any layout. Some convolutions write beyond their memory
         (:func:`has_out_of_bounds_gradient`).
         """
         norms = any(

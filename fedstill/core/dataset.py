@@ -17,7 +17,7 @@ import torch
 
 from fedstill.core.errors import DataError, by_caller
 from fedstill.core.name_normalization import normalize_columns
-from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.core.text_format import brief_repr
 
 _EXPECTED = "expected real numbers in one array or tensor"
@@ -199,7 +199,7 @@ class DataSet:
     # public data and nodes. Empty: each example is a group.
     group_column: str = ""
     vocabulary: int = 0  # texts: number of token ids including padding; 0: inputs are not texts
-    schema: Schema = NO_SCHEMA  # tables: ranges and categories of the columns
+    schema: TableSchema = NO_SCHEMA  # tables: ranges and categories of the columns
 
     __repr__ = brief_repr
 

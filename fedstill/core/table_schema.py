@@ -124,7 +124,7 @@ class SchemaColumn:
 
 
 @dataclass(frozen=True)
-class Schema:
+class TableSchema:
     """The columns of a table and its target. Without columns it is false.
 
     A number becomes the feature ``2 (value - low) / (high - low) - 1`` of its range, or of its scale and then
@@ -141,7 +141,7 @@ class Schema:
 
     >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
     >>> ill = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
-    >>> schema = Schema("ill", (age, ill))
+    >>> schema = TableSchema("ill", (age, ill))
     >>> schema.feature_names, schema.classes
     (('age', 'age: missing'), ('no', 'yes'))
 
@@ -149,7 +149,7 @@ class Schema:
 
     >>> died = SchemaColumn(name="died", type="category", categories=("no", "yes"))
     >>> months = SchemaColumn(name="months", range=(0.0, 60.0))
-    >>> schema = Schema("months", (age, months, died), event="died", intervals=3)
+    >>> schema = TableSchema("months", (age, months, died), event="died", intervals=3)
     >>> schema.feature_names, schema.classes
     (('age', 'age: missing'), ('0 to 20', '20 to 40', '40 to 60'))
 
@@ -239,15 +239,15 @@ class Schema:
         return list(zip(self.input_columns, slices, strict=True))
 
 
-NO_SCHEMA = Schema()
+NO_SCHEMA = TableSchema()
 
 
-def schema_difference(one: Schema, other: Schema) -> str:
+def schema_difference(one: TableSchema, other: TableSchema) -> str:
     """Return the differences of two schemas in words; empty if they are equal.
 
     >>> age, old = (SchemaColumn(name="age", range=(0.0, most)) for most in (99.0, 120.0))
     >>> ill = SchemaColumn(name="ill", range=(0.0, 1.0))
-    >>> schema_difference(Schema("ill", (age, ill)), Schema("age", (old, ill)))
+    >>> schema_difference(TableSchema("ill", (age, ill)), TableSchema("age", (old, ill)))
     "target, column 'age'"
     """
     if one == other:
@@ -260,12 +260,13 @@ def schema_difference(one: Schema, other: Schema) -> str:
     return ", ".join(parts) or "the order of columns"
 
 
-def decode_row(row: Sequence[float], schema: Schema) -> dict[str, str]:
+def decode_row(row: Sequence[float], schema: TableSchema) -> dict[str, str]:
     """Return the cells of a row of features by column, as text. A missing cell is empty.
 
     >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
     >>> ward = SchemaColumn(name="ward", type="category", categories=("a", "b"))
-    >>> decode_row([0.5, 0.0, 0.0, 1.0], Schema("x", (age, ward, SchemaColumn(name="x", range=(0.0, 1.0)))))
+    >>> schema = TableSchema("x", (age, ward, SchemaColumn(name="x", range=(0.0, 1.0))))
+    >>> decode_row([0.5, 0.0, 0.0, 1.0], schema)
     {'age': '75', 'ward': 'b'}
     """
     cells = {}

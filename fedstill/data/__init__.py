@@ -7,10 +7,10 @@ Python and Hugging Face.
 
 Each file format has a reader (``table_files``, ``image_folders``, ``nifti``, ``images`` for single files),
 which ``user_data`` selects. All end as ``raw_images.RawImages``, texts as ``text_data.LabeledTexts`` and
-tables as ``table_data.EncodedRows``; ``loading`` makes the data set and checks it for its task. ``splits``
-divides it over nodes, ``stratified_sampling`` samples shares, ``augmentation`` transforms images, and
-``public`` selects public data. ``node_data`` loads the data of a node's owner into the ``data_spec`` that a
-server declares, and ``new_data`` those of a trained student.
+tables as ``table_data.EncodedRows``; ``loading`` makes the data set and checks it for its task.
+``partitioners`` divide it over nodes, ``stratified_sampling`` samples shares, ``augmentation`` transforms
+images, and ``public`` selects public data. ``node_data`` loads the data of a node's owner into the
+``data_spec`` that a server declares, and ``new_data`` those of a trained student.
 
 May import models, tasks and core. A new reader or split is a class in a file here, or in another package.
 
@@ -28,7 +28,7 @@ from fedstill.data.builtin import Digits
 from fedstill.data.config import DATA, DataConfig, make_data_config
 from fedstill.data.instance_images import InstanceImageData
 from fedstill.data.loading import ImageArrayData, load
-from fedstill.data.splits import (
+from fedstill.data.partitioners import (
     IID,
     ByColumn,
     Dirichlet,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import DataError
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data.config import DataConfig
 from fedstill.data.loading import ImageArrayData, prepare_images
 from fedstill.data.raw_images import RawImages
@@ -195,7 +195,7 @@ class BreastCancer(TableData):
 
     note: ClassVar[str] = "the Breast Cancer Wisconsin (Diagnostic) data of scikit-learn"
 
-    def schema(self) -> Schema:
+    def schema(self) -> TableSchema:
         """Return means, standard errors and worst values, in scikit-learn's order."""
         ranges = {
             f"{statistic} {name}": range_of[index]
@@ -217,7 +217,7 @@ class Wine(TableData):
 
     note: ClassVar[str] = "the wine recognition data of scikit-learn"
 
-    def schema(self) -> Schema:
+    def schema(self) -> TableSchema:
         """Return the columns in scikit-learn's order."""
         return _make_schema(WINE_RANGES, "cultivator", ("0", "1", "2"))
 
@@ -235,11 +235,11 @@ class Diabetes(TableData):
     targets: ClassVar[tuple[Targets, ...]] = ("values",)
     note: ClassVar[str] = "the diabetes data of scikit-learn, unscaled"
 
-    def schema(self) -> Schema:
+    def schema(self) -> TableSchema:
         """Return nine numbers and the category sex; the target is the progression."""
         age, *others = (_number_column(name, bounds) for name, bounds in DIABETES_RANGES.items())
         sex = SchemaColumn(name="sex", type="category", categories=("1", "2"))
-        return Schema("progression", (age, sex, *others, _number_column("progression", (0, 350))))
+        return TableSchema("progression", (age, sex, *others, _number_column("progression", (0, 350))))
 
     def cells(self) -> Mapping[str, Sequence[Any]]:
         """Return all 442 rows."""
@@ -254,13 +254,15 @@ def _number_column(name: str, bounds: tuple[float, float]) -> SchemaColumn:
     return SchemaColumn(name=name, range=(float(bounds[0]), float(bounds[1])))
 
 
-def _make_schema(ranges: Mapping[str, tuple[float, float]], target: str, classes: tuple[str, ...]) -> Schema:
+def _make_schema(
+    ranges: Mapping[str, tuple[float, float]], target: str, classes: tuple[str, ...]
+) -> TableSchema:
     target_column = SchemaColumn(name=target, type="category", categories=classes)
     numbers = (_number_column(name, bounds) for name, bounds in ranges.items())
-    return Schema(target, (*numbers, target_column))
+    return TableSchema(target, (*numbers, target_column))
 
 
-def _named_cells(bunch: Any, schema: Schema) -> dict[str, Sequence[Any]]:
+def _named_cells(bunch: Any, schema: TableSchema) -> dict[str, Sequence[Any]]:
     """Return scikit-learn's columns by the names of the schema, and the target as categories."""
     names = [column.name for column in schema.input_columns]
     columns: dict[str, Sequence[Any]] = dict(zip(names, bunch.data.T.tolist(), strict=True))

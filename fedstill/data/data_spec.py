@@ -14,7 +14,7 @@ from fedstill.core.config_tables import read_table, to_table
 from fedstill.core.dataset import AXES, DataSet
 from fedstill.core.errors import ArgumentError, DataError, MemoryLimitExceeded
 from fedstill.core.name_normalization import normalize_class_names
-from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.models.interface import Interface
 from fedstill.tasks import TASKS, Task, TaskConfig
 
@@ -49,7 +49,7 @@ class DataSpec:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     vocabulary: int = 0
-    schema: Schema = NO_SCHEMA
+    schema: TableSchema = NO_SCHEMA
 
     def __post_init__(self) -> None:
         kind = self.task.task_class
@@ -103,7 +103,7 @@ class DataSpec:
         return cls(task, data.classes, shape, data.mean, data.std, data.vocabulary, data.schema)
 
     @classmethod
-    def from_schema(cls, task: TaskConfig, schema: Schema) -> DataSpec:
+    def from_schema(cls, task: TaskConfig, schema: TableSchema) -> DataSpec:
         """Return the spec of table rows, of which only the schema is known."""
         return cls(task, schema.classes, (len(schema.feature_names),), (), (), 0, schema)
 

@@ -27,8 +27,8 @@ from fedstill.core.name_normalization import (
 )
 from fedstill.data.config import MEAN, STD, DataConfig
 from fedstill.data.images import has_pil_images, is_pil_image, to_array
+from fedstill.data.partitioners import SplitConfig, SplitItems
 from fedstill.data.raw_images import as_image_array, encode_labels
-from fedstill.data.splits import SplitConfig, SplitItems
 from fedstill.data.text_data import IDS, MASK, set_padding_to_zero
 from fedstill.tasks import Targets, Task, TaskConfig
 

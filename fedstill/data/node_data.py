@@ -27,7 +27,7 @@ from fedstill.core.name_normalization import (
     unknown_name_text,
 )
 from fedstill.core.registry import USER_CODE_ERRORS, first_line, import_object, is_object_path
-from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.core.text_format import format_shape
 from fedstill.data import text_data
 from fedstill.data.config import DATA, MEAN, STD, DataConfig
@@ -230,7 +230,7 @@ def find_path(config: NodeDataConfig, folder: Path) -> Path:
     return path
 
 
-def read_node_schema(config: NodeDataConfig, folder: Path) -> Schema:
+def read_node_schema(config: NodeDataConfig, folder: Path) -> TableSchema:
     """Return the only schema that the owner accepts; without columns: any.
 
     Raises:

@@ -18,7 +18,7 @@ from fedstill.core.name_normalization import (
     similar_names_note,
     strip_decimal_zeros,
 )
-from fedstill.core.table_schema import EMPTY_CELLS, Schema, SchemaColumn
+from fedstill.core.table_schema import EMPTY_CELLS, SchemaColumn, TableSchema
 from fedstill.core.text_format import more_suffix
 
 METADATA_COLUMNS = ("split", "patient", "site")  # never used as inputs
@@ -32,7 +32,7 @@ def draft_schema(
     target: str,
     event: str = "",
     locate: Callable[[int], str] = "row {}".format,
-) -> tuple[Schema, dict[str, str]]:
+) -> tuple[TableSchema, dict[str, str]]:
     """Return a schema that fits some rows, and why it leaves out columns.
 
     The range of a numeric column is its span, rounded outwards; other columns have their texts as categories.
@@ -78,7 +78,7 @@ def draft_schema(
             left_out[key] = column_draft
     if all(column.name in (target, event) for column in columns):
         raise DataError(f"no column except {target!r} is usable")
-    return Schema(target, tuple(columns), event), left_out
+    return TableSchema(target, tuple(columns), event), left_out
 
 
 def _draft_column(key: str, cells: Sequence[str], missing: bool, *, are_classes: bool) -> SchemaColumn | str:
@@ -132,7 +132,7 @@ def round_outwards(numbers: Sequence[float]) -> tuple[float, float]:
     return min(low, lowest), max(high, highest)  # if floats are too coarse
 
 
-def find_rare_categories(schema: Schema, cells: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+def find_rare_categories(schema: TableSchema, cells: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Return categories that occur once, by column, if most categories of the column are common.
 
     >>> cells = {"ward": [*"aaabbb", "B"], "ill": [*"yyynnny"]}
@@ -148,7 +148,7 @@ def find_rare_categories(schema: Schema, cells: Mapping[str, Sequence[str]]) -> 
     return rare
 
 
-def similar_category_notes(schema: Schema) -> list[str]:
+def similar_category_notes(schema: TableSchema) -> list[str]:
     """Return notes on categories that differ only by case, width or number format.
 
     >>> cells = {"ward": ["a", "A", "b"], "ill": ["y", "n", "y"]}

@@ -31,7 +31,7 @@ from fedstill.core.name_normalization import (
     parse_number,
     to_name,
 )
-from fedstill.core.table_schema import EMPTY_CELLS, Schema, SchemaColumn, first_duplicate
+from fedstill.core.table_schema import EMPTY_CELLS, SchemaColumn, TableSchema, first_duplicate
 from fedstill.core.text_format import more_suffix, to_printable_line
 from fedstill.data.config import DataConfig
 from fedstill.data.loading import PATIENT, SITE, UnsplitExamples, prepare_data_set
@@ -49,7 +49,7 @@ MAX_FAULTS = 5  # columns with invalid cells that an error lists
 # --- schema files -------------------------------------------------------------------------------------------
 
 
-def read_schema(path: str | Path) -> Schema:
+def read_schema(path: str | Path) -> TableSchema:
     """Read a schema from a TOML file.
 
     Raises:
@@ -61,7 +61,7 @@ def read_schema(path: str | Path) -> Schema:
         expected = "an existing file; `fedstill data schema` drafts one"
         raise ArgumentError("data.schema", str(path), expected)
     try:
-        schema = read_table(Schema, toml.read(path))
+        schema = read_table(TableSchema, toml.read(path))
     except ArgumentError as error:
         raise DataError(f"{path}: {error}") from error
     if not schema:
@@ -69,7 +69,7 @@ def read_schema(path: str | Path) -> Schema:
     return schema
 
 
-def schema_text(schema: Schema) -> str:
+def schema_text(schema: TableSchema) -> str:
     """Return a schema as TOML, from which :func:`read_schema` restores it."""
     table = to_table(schema)
     table["columns"] = [{key: value for key, value in column.items() if value} for column in table["columns"]]
@@ -134,7 +134,7 @@ class RowFeatures(nn.Module):
 
 
 def encode_rows(
-    cells: Mapping[str, Sequence[Any]], schema: Schema, source: str, locate: RowLocation
+    cells: Mapping[str, Sequence[Any]], schema: TableSchema, source: str, locate: RowLocation
 ) -> TensorData:
     """Encode cells as features ``(N, F)`` and targets.
 
@@ -153,7 +153,7 @@ def encode_rows(
     >>> sex = SchemaColumn(name="sex", type="category", categories=("f", "m"))
     >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
     >>> cells = {"age": ["75", ""], "sex": ["m", "f"], "id": [7, 8]}
-    >>> data = encode_rows(cells, Schema("sex", (age, sex)), "clinic", lambda row: f"line {row}")
+    >>> data = encode_rows(cells, TableSchema("sex", (age, sex)), "clinic", lambda row: f"line {row}")
     >>> data.inputs.tolist(), data.targets.tolist()
     ([[0.5, 0.0], [0.0, 1.0]], [1, 0])
     """
@@ -172,7 +172,7 @@ def encode_rows(
 
 
 def _encode_targets(
-    schema: Schema, features: Callable[[Sequence[SchemaColumn]], torch.Tensor]
+    schema: TableSchema, features: Callable[[Sequence[SchemaColumn]], torch.Tensor]
 ) -> torch.Tensor:
     target = features([schema.target_column])
     if schema.target_column.categories:
@@ -186,7 +186,7 @@ def _encode_targets(
 
 
 def encode_cells(
-    cells: Mapping[str, Sequence[Any]], schema: Schema, source: str, locate: RowLocation
+    cells: Mapping[str, Sequence[Any]], schema: TableSchema, source: str, locate: RowLocation
 ) -> npt.NDArray[np.float32]:
     """Encode cells, without the target, as ``(N, columns)``: numbers, category indices, NaN if empty.
 
@@ -269,7 +269,7 @@ def _cell_text(cell: Any) -> str:
     return to_name(cell)
 
 
-def check_features(inputs: torch.Tensor, schema: Schema, source: str) -> None:
+def check_features(inputs: torch.Tensor, schema: TableSchema, source: str) -> None:
     """Check that features ``(N, F)`` can come from rows that the schema allows.
 
     Raises:
@@ -291,7 +291,7 @@ def check_features(inputs: torch.Tensor, schema: Schema, source: str) -> None:
         raise DataError(f"{source}: {problem} (expected {expected})")
 
 
-def sample_rows(schema: Schema, count: int, generator: torch.Generator) -> torch.Tensor:
+def sample_rows(schema: TableSchema, count: int, generator: torch.Generator) -> torch.Tensor:
     """Sample rows ``(count, F)``, each cell uniformly from the values that the schema allows."""
     features = torch.zeros(count, len(schema.feature_names))
     for column, feature_range in schema.feature_slices():
@@ -320,7 +320,7 @@ class EncodedRows:
         columns: metadata ``(N,)`` by name, which can define the nodes.
     """
 
-    schema: Schema
+    schema: TableSchema
     data: TensorData
     split: Ints | None = None
     columns: Mapping[str, Column] = field(default_factory=dict)
@@ -329,7 +329,7 @@ class EncodedRows:
         object.__setattr__(self, "columns", normalize_columns(self.columns))
 
 
-def read_rows(path: Path, schema: Schema) -> EncodedRows:
+def read_rows(path: Path, schema: TableSchema) -> EncodedRows:
     """Read the rows of one csv or Parquet file.
 
     It may have metadata columns: ``split`` (train, test, validation), ``patient``, ``site`` and others.
@@ -343,7 +343,7 @@ def read_rows(path: Path, schema: Schema) -> EncodedRows:
     return EncodedRows(schema, data, split, {key: np.array(column) for key, column in cells.items()})
 
 
-def read_table_folder(path: Path, schema: Schema) -> EncodedRows:
+def read_table_folder(path: Path, schema: TableSchema) -> EncodedRows:
     """Read all csv and Parquet files of a folder; each file is a site, by its name.
 
     Raises:
@@ -416,7 +416,7 @@ def is_data_frame(value: Any) -> bool:
     return all(hasattr(value, name) for name in ("columns", "shape", "__getitem__", "to_numpy"))
 
 
-def encode_frame(frame: Any, schema: Schema, source: str) -> TensorData:
+def encode_frame(frame: Any, schema: TableSchema, source: str) -> TensorData:
     """Encode the rows of a DataFrame; a column ``patient`` becomes the groups.
 
     Raises:
@@ -449,7 +449,7 @@ class TableData(DataConfig):
             def schema(self):
                 height = SchemaColumn(name="height", range=(0.5, 2.5))
                 sex = SchemaColumn(name="sex", type="category", categories=("f", "m"))
-                return Schema("sex", (height, sex))
+                return TableSchema("sex", (height, sex))
 
             def cells(self):
                 return {"height": [1.6, 1.8] * 50, "sex": ["f", "m"] * 50}
@@ -458,7 +458,7 @@ class TableData(DataConfig):
     targets: ClassVar[tuple[Targets, ...]] = ("rows",)
 
     @abstractmethod
-    def schema(self) -> Schema:
+    def schema(self) -> TableSchema:
         """Return the columns, their ranges and categories, and the target."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ from typing import ClassVar, get_args
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.table_schema import Schema
+from fedstill.core.table_schema import TableSchema
 from fedstill.data import instance_images, table_data, text_data
 from fedstill.data.config import DATA, DataConfig, Limit, Side
 from fedstill.data.image_folders import read_class_folders, read_map_folder
@@ -245,7 +245,7 @@ class UserFiles(instance_images.InstanceImageData, text_data.TextData):
         raw = read_raw_images(path, file_format, targets, size=self.size, slices=self.slices, columns=columns)
         return prepare_images(raw, self, task, name, "", self.size, self.channels, self.sites)
 
-    def read_schema(self, path: Path) -> Schema:
+    def read_schema(self, path: Path) -> TableSchema:
         """Read the schema of a table, whose file may be missing."""
         folder = path if path.is_dir() else path.parent
         return table_data.read_schema(

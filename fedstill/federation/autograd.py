@@ -51,13 +51,13 @@ class FederatedQuery(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         call: DifferentiableQueryState = ctx.call
         input_names = call.federation.queries[call.query].differentiable
-        pulls = {
+        output_gradients = {
             node: {name: grad[row] for name, grad in zip(call.output_names, grads, strict=True)}
             for row, node in enumerate(call.responding_nodes)
         }
         inputs = dict(zip(call.input_names, ctx.saved_tensors, strict=True))
         differentiable = {name: tensor for name, tensor in inputs.items() if name in input_names}
-        by_node = call.federation.valid_gradients(call.number, call.query, pulls, differentiable)
+        by_node = call.federation.valid_gradients(call.number, call.query, output_gradients, differentiable)
         input_grads: list[torch.Tensor | None] = [None]
         for name, tensor in inputs.items():
             if name in input_names:

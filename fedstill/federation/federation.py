@@ -127,7 +127,7 @@ class ResponseSource(Protocol):
         """Send one query and return the valid responses by name."""
 
     def valid_gradients(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], inputs: Tensors
+        self, number: int, query: str, output_gradients: Mapping[str, Tensors], inputs: Tensors
     ) -> Mapping[str, Tensors]:
         """Return the valid input gradients by name, for gradients of the loss with respect to responses."""
 
@@ -356,28 +356,28 @@ class Federation(ABC):
         return responses
 
     def valid_gradients(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], inputs: Tensors
+        self, number: int, query: str, output_gradients: Mapping[str, Tensors], inputs: Tensors
     ) -> Mapping[str, Tensors]:
         """Backpropagate at the nodes and return their valid gradients; a node that fails adds nothing.
 
         Args:
-            pulls: by node, gradients of the loss with respect to its outputs.
+            output_gradients: by node, gradients of the loss with respect to its outputs.
             inputs: differentiable inputs of the query.
 
         Raises:
             DataError: these gradients are not finite, which is no node's fault.
         """
         sent = {
-            node: self.link.compress(pull, dict.fromkeys(pull, GRADIENTS))
-            for node, pull in pulls.items()
+            node: self.link.compress(node_gradients, dict.fromkeys(node_gradients, GRADIENTS))
+            for node, node_gradients in output_gradients.items()
             if node not in self.excluded
         }
         gradients = self._to_float32(self.collect_gradients(number, query, sent), query, None)
         non_finite = non_finite_faults(gradients)
         if non_finite:
-            require_finite_gradients(pulls, query)
+            require_finite_gradients(output_gradients, query)
         self._drop_faulty(gradients, query, mismatched_gradient_faults(gradients, inputs) | non_finite)
-        oversized = oversized_gradient_faults(gradients, pulls, self.link.outlier, query)
+        oversized = oversized_gradient_faults(gradients, output_gradients, self.link.outlier, query)
         self._drop_faulty(gradients, query, oversized)
         return gradients
 
@@ -424,12 +424,12 @@ class Federation(ABC):
 
     @abstractmethod
     def collect_gradients(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], encoding: Any = None
+        self, number: int, query: str, output_gradients: Mapping[str, Tensors], encoding: Any = None
     ) -> Mapping[str, Tensors]:
         """Return each node's gradients with respect to the query's inputs, by name and in order.
 
         Args:
-            pulls: by node, gradients of the loss with respect to its outputs.
+            output_gradients: by node, gradients of the loss with respect to its outputs.
             encoding: as in :class:`SentQuery`.
         """
 

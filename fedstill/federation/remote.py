@@ -190,16 +190,21 @@ class Remote(Federation):
         return {node: self._reply_tensors(reply, encoding) for node, reply in replies.items()}
 
     def collect_gradients(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], encoding: Any = None
+        self, number: int, query: str, output_gradients: Mapping[str, Tensors], encoding: Any = None
     ) -> Mapping[str, Tensors]:
-        require_finite_gradients(pulls, query)  # otherwise each node would refuse it and be excluded
+        require_finite_gradients(
+            output_gradients, query
+        )  # otherwise each node would refuse it and be excluded
         request = ComputeGradients(number, sum=encoding)
-        messages = {node: self.sender.pack(request, pull) for node, pull in pulls.items()}
-        replies = self._call_and_measure(tuple(pulls), "gradient", messages)
+        messages = {
+            node: self.sender.pack(request, node_gradients)
+            for node, node_gradients in output_gradients.items()
+        }
+        replies = self._call_and_measure(tuple(output_gradients), "gradient", messages)
         for node, reply in replies.items():
-            pull = {name: tensor.cpu() for name, tensor in pulls[node].items()}
-            down = bytes_by_kind(pull, dict.fromkeys(pull, GRADIENTS))
-            content = digest(query, pull)
+            node_gradients = {name: tensor.cpu() for name, tensor in output_gradients[node].items()}
+            down = bytes_by_kind(node_gradients, dict.fromkeys(node_gradients, GRADIENTS))
+            content = digest(query, node_gradients)
             self._audit.record_release(node, number, query, GRADIENT, content, down, reply)
         return {node: self._reply_tensors(reply, encoding) for node, reply in replies.items()}
 

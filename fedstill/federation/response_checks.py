@@ -88,9 +88,9 @@ def require_finite_inputs(tensors: Tensors, query: str) -> None:
         raise DataError(f"query {query!r}: the server sent numbers that are not finite, {fault}: {cause}")
 
 
-def require_finite_gradients(pulls: Mapping[str, Tensors], query: str) -> None:
+def require_finite_gradients(output_gradients: Mapping[str, Tensors], query: str) -> None:
     """Raise DataError if the method's gradients hold NaN or infinity, which is no node's fault."""
-    for fault in non_finite_faults(pulls).values():
+    for fault in non_finite_faults(output_gradients).values():
         raise DataError(f"query {query!r}: the method's gradients of {fault}: its loss is not finite")
 
 
@@ -119,7 +119,7 @@ def _norms(tensors: Sequence[torch.Tensor]) -> list[float]:
     return [next(found) if tensor.numel() else 0.0 for tensor in tensors]
 
 
-def mismatched_gradient_faults(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict[str, str]:
+def mismatched_gradient_faults(input_gradients: Mapping[str, Tensors], inputs: Tensors) -> dict[str, str]:
     """Return the faults of nodes whose gradients do not have the shapes and dtypes of the query's inputs.
 
     Args:
@@ -127,7 +127,7 @@ def mismatched_gradient_faults(pulled: Mapping[str, Tensors], inputs: Tensors) -
     """
     wanted = {f"d/d{name}": tuple(tensor.shape) for name, tensor in inputs.items()}
     found: dict[str, str] = {}
-    for node, each in pulled.items():
+    for node, each in input_gradients.items():
         shapes = {name: tuple(tensor.shape) for name, tensor in each.items()}
         dtypes = {name: tensor.dtype for name, tensor in each.items() if tensor.dtype not in FLOATS}
         if shapes != wanted:
@@ -138,7 +138,10 @@ def mismatched_gradient_faults(pulled: Mapping[str, Tensors], inputs: Tensors) -
 
 
 def oversized_gradient_faults(
-    pulled: Mapping[str, Tensors], pulls: Mapping[str, Tensors], outlier: float, query: str
+    input_gradients: Mapping[str, Tensors],
+    output_gradients: Mapping[str, Tensors],
+    outlier: float,
+    query: str,
 ) -> dict[str, str]:
     """Return the faults of nodes whose input gradients are far larger than the others'.
 
@@ -147,15 +150,17 @@ def oversized_gradient_faults(
     the limit.
 
     Args:
-        pulled: input gradients, by node.
-        pulls: gradients of the loss with respect to outputs that each node received.
+        input_gradients: input gradients, by node.
+        output_gradients: gradients of the loss with respect to outputs that each node received.
 
     Raises:
         NodeFault: there are two nodes, and they differ that much.
     """
-    sizes = _root_mean_squares({node: list(each.values()) for node, each in pulled.items()})
-    pull_sizes = _root_mean_squares({node: list(pulls[node].values()) for node in sizes})
-    gains = {node: size / max(pull_sizes.get(node, 0.0), TINY) for node, size in sizes.items()}
+    sizes = _root_mean_squares({node: list(each.values()) for node, each in input_gradients.items()})
+    output_gradient_sizes = _root_mean_squares(
+        {node: list(output_gradients[node].values()) for node in sizes}
+    )
+    gains = {node: size / max(output_gradient_sizes.get(node, 0.0), TINY) for node, size in sizes.items()}
     allowed = outlier * outlier
     gain_outliers = _outlier_ratios(gains, allowed, 0.0)
     outliers = {

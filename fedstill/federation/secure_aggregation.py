@@ -144,24 +144,24 @@ class SecureAggregation:
         return {SUM: self.federation.to_device(sums)}
 
     def valid_gradients(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], inputs: Tensors
+        self, number: int, query: str, output_gradients: Mapping[str, Tensors], inputs: Tensors
     ) -> Mapping[str, Tensors]:
         """Return the sum of all nodes' input gradients.
 
         Args:
-            pulls: gradient of the loss with respect to the sum of the responses, under its name.
+            output_gradients: gradient of the loss with respect to the sum of the responses, under its name.
         """
         last_number, contributors, weights = self._last_sum
         if last_number != number:
             raise QueryMismatch(SUM, query, number)
         # Divide by the total weight here; each node multiplies by its own weight.
-        pull = {
+        node_gradients = {
             name: grad / weights[name].to(grad) if name in weights else grad
-            for name, grad in pulls[SUM].items()
+            for name, grad in output_gradients[SUM].items()
         }
-        require_finite_gradients({SUM: pull}, query)
-        scale = power_of_two_scale(pull)  # nodes refuse any scale but 1
-        scaled = {name: grad / scale for name, grad in pull.items()}
+        require_finite_gradients({SUM: node_gradients}, query)
+        scale = power_of_two_scale(node_gradients)  # nodes refuse any scale but 1
+        scaled = {name: grad / scale for name, grad in node_gradients.items()}
         request = self._new_request(name for name in contributors if name in self.federation.present)
         received = self.federation.collect_gradients(
             number, query, dict.fromkeys(request.members, scaled), request

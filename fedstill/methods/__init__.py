@@ -14,8 +14,8 @@ from fedstill.core.seeds import seeded, torch_generator
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import Responses
 from fedstill.methods._label_histogram import (
-    HistogramState,
     LabelHistogram,
+    LabelHistogramState,
     Tensors,
     count_labels_query,
     count_samples_query,
@@ -33,8 +33,8 @@ from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
 
 __all__ = [
     "ArgumentError",
-    "HistogramState",
     "LabelHistogram",
+    "LabelHistogramState",
     "Method",
     "Needs",
     "Node",

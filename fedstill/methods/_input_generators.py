@@ -68,7 +68,7 @@ class InputSource(Protocol):
     def fetch(self, server: Server) -> None:
         """Query the nodes for what the source needs, unless that is done."""
 
-    def sample(self, count: int, *purpose: str | int) -> GeneratorBatch:
+    def sample_batch(self, count: int, *purpose: str | int) -> GeneratorBatch:
         """Return arguments for ``count`` inputs, equal for equal purposes."""
 
     def state_dict(self) -> dict[str, Any] | None: ...
@@ -96,7 +96,7 @@ class NoiseSource:
     def fetch(self, server: Server) -> None:
         """Do nothing: noise needs no query."""
 
-    def sample(self, count: int, *purpose: str | int) -> GeneratorBatch:
+    def sample_batch(self, count: int, *purpose: str | int) -> GeneratorBatch:
         """Return w ``(count, size)``, or [w; y] ``(count, size + classes)`` and y."""
         generator = torch_generator(self.seed, *purpose)
         w = torch.randn(count, self.size, generator=generator)
@@ -217,11 +217,11 @@ class GeneratorTraining:
 
     def preview_samples(self, count: int) -> torch.Tensor | None:
         """Return ``count`` inputs, the same at each call; None before the source is ready."""
-        return self.evaluate(self.source.sample(count, "imagine")) if self.source.is_ready else None
+        return self.evaluate(self.source.sample_batch(count, "imagine")) if self.source.is_ready else None
 
     def preview_maps(self, count: int) -> torch.Tensor | None:
         """Return the label maps of :meth:`preview_samples`; None without maps."""
-        return self.source.sample(count, "imagine").maps if self.source.is_ready else None
+        return self.source.sample_batch(count, "imagine").maps if self.source.is_ready else None
 
     def state_dict(self) -> dict[str, Any]:
         return {

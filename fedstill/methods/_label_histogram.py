@@ -149,7 +149,7 @@ class LabelHistogram:
 
 
 @dataclass
-class HistogramState:
+class LabelHistogramState:
     """Server state of methods that need no more than the nodes' data sizes."""
 
     histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first turn

@@ -252,7 +252,7 @@ class MapSource:
         none."""
         return self.config.conditions != "nodes" or bool((self.owner == owner_id(node)).any())
 
-    def sample(self, count: int, *purpose: str | int, node: str | None = None) -> GeneratorBatch:
+    def sample_batch(self, count: int, *purpose: str | int, node: str | None = None) -> GeneratorBatch:
         """Return maps and the generator's input, equal for equal purposes; with ``node`` from one node
         alone."""
         draw, task = torch_generator(self.server.seed, "maps", *purpose), self.server.task

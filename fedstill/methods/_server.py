@@ -13,7 +13,7 @@ from fedstill.core.checkpoint import check_state
 from fedstill.core.compute import Compute, match_parameter_layout
 from fedstill.core.errors import ArgumentError, DataError, NodeFault
 from fedstill.core.registry import check_registered_names
-from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import Responses
 from fedstill.federation.secure_aggregation import AnyFederation
@@ -64,7 +64,7 @@ class Server:
     local: LocalConfig
     public: PublicData | None = None
     architectures: tuple[tuple[tuple[str, ...], nn.Module], ...] = ()
-    schema: Schema = NO_SCHEMA
+    schema: TableSchema = NO_SCHEMA
     completed_steps: int = field(default=0, init=False)
     state: Any = field(init=False)
 

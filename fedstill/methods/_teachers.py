@@ -13,7 +13,7 @@ import torch
 
 from fedstill.methods import ArgumentError, NodeView, Query, QueryDetails, Responses, Server, Tensors
 from fedstill.models.module_utils import deep_copy, load_vector
-from fedstill.models.normalization import outputs_and_batch_norm_loss
+from fedstill.models.norm_layers import outputs_and_batch_norm_loss
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS, PARAMETERS, PayloadKind
 
 BATCH_NORM_DISTANCE = PayloadKind(

@@ -198,10 +198,10 @@ class AsynDGAN(Method):
             raise NodeFault(", ".join(present), "score_with_critic", "no node has sent its size and maps")
         query = server.federation.queries["score_with_critic"]
         if self.generator.conditions != "nodes":
-            w = state.generator.source.sample(self.batch, "w", t)
+            w = state.generator.source.sample_batch(self.batch, "w", t)
             x = state.generator(w)  # (B, C, H, W)
             return [server.query("score_with_critic", nodes=known, x=x, **w.query_tensors(query))]
-        batches = [state.generator.source.sample(self.batch, "w", t, name, node=name) for name in known]
+        batches = [state.generator.source.sample_batch(self.batch, "w", t, name, node=name) for name in known]
         x = state.generator(GeneratorBatch(torch.cat([w.generator_input for w in batches])))  # (K B, C, H, W)
         received = [
             server.query_or_none("score_with_critic", nodes=[name], x=x_j, **w.query_tensors(query))
@@ -215,7 +215,7 @@ class AsynDGAN(Method):
     def train_on_pairs(self, server: Server, state: AsynDGANState, t: int) -> Mapping[str, float]:
         """Take step ``t`` of the task network on generated pairs (G(x), x) and return its loss."""
         set_lr(state.s_adam, cosine_lr(t, self.student.steps, self.student.lr, self.student.lr_end))
-        task, w = server.task, state.generator.source.sample(self.student.batch, "student", t)
+        task, w = server.task, state.generator.source.sample_batch(self.student.batch, "student", t)
         assert w.maps is not None
         with server.compute.step(server.seed, "student", t):
             x = state.generator.evaluate(w)

@@ -134,7 +134,7 @@ class CoBoosting(Method):
         if state.uploaded is not None:
             state.uploaded.fetch(server)
         G.set_lr(t, self.steps)
-        batch = G.source.sample(self.batch, "w", t)
+        batch = G.source.sample_batch(self.batch, "w", t)
         y = batch.labels
         for step in range(self.generator_steps):
             with server.compute.step(server.seed, "server", t, step):

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fedstill.core.options import NonNegativeFloat, PositiveFloat
-from fedstill.core.table_schema import Schema
+from fedstill.core.table_schema import TableSchema
 from fedstill.data.table_data import SCHEMA_FILE, schema_text
 from fedstill.methods import (
     ArgumentError,
@@ -119,7 +119,7 @@ def _in_float32(response: Tensors, sent: Tensors) -> Tensors:
     return {name: tensor.float() for name, tensor in response.items()}
 
 
-def compute_column_sums(inputs: torch.Tensor, schema: Schema) -> torch.Tensor:
+def compute_column_sums(inputs: torch.Tensor, schema: TableSchema) -> torch.Tensor:
     """Return the sums ``(M,)`` float64 of features ``(N, F)``; each row adds from -1 to 1 to each."""
     x = inputs.double().clamp(-1, 1)
     parts = [torch.ones_like(x[:, 0])]
@@ -130,12 +130,12 @@ def compute_column_sums(inputs: torch.Tensor, schema: Schema) -> torch.Tensor:
     return torch.stack(parts, 1).sum(0)
 
 
-def schema_with_scales(schema: Schema, totals: Sequence[float], off: float, width: float) -> Schema:
+def schema_with_scales(schema: TableSchema, totals: Sequence[float], off: float, width: float) -> TableSchema:
     """Return the schema with scales from the sums over all nodes, whose noise has standard deviation ``off``.
 
     >>> from fedstill.core.table_schema import SchemaColumn
     >>> age, ill = SchemaColumn(name="age", range=(0.0, 200.0)), SchemaColumn(name="ill", range=(0.0, 1.0))
-    >>> schema_with_scales(Schema("ill", (age, ill)), [64.0, -32.0, 17.0], 0.0, 2.0).columns[0].scale
+    >>> schema_with_scales(TableSchema("ill", (age, ill)), [64.0, -32.0, 17.0], 0.0, 2.0).columns[0].scale
     (25.0, 75.0)
     """
     rest, columns = list(totals), []

@@ -49,7 +49,7 @@ class DENSEState:
 
 @dataclass(frozen=True, kw_only=True)
 class DENSE(Method):
-    """DENSE's options."""
+    """One-shot distillation from inputs that the ensemble recognizes and the student does not."""
 
     title: ClassVar[str] = "DENSE"
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2022"
@@ -128,7 +128,7 @@ class DENSE(Method):
         if state.uploaded is not None:
             state.uploaded.fetch(server, state.histogram.names)
         G.set_lr(t, self.steps)
-        batch = G.source.sample(self.batch, "w", t)
+        batch = G.source.sample_batch(self.batch, "w", t)
         for step in range(self.generator_steps):
             with server.compute.step(server.seed, "server", t, step):
                 x = G(batch)

@@ -40,7 +40,7 @@ from fedstill.methods import (
 )
 from fedstill.methods._public_data import make_student_optimizer, require_public, sample_rows, train_student
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE
-from fedstill.tasks.formulas import entropy
+from fedstill.tasks.logit_formulas import entropy
 
 NEVER = -1  # no round yet
 TAU = 1.0  # KL to t_g: the cross-entropy to it less its entropy, which no model moves

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fedstill.methods import (
-    HistogramState,
+    LabelHistogramState,
     Method,
     NodeSetting,
     NodeView,
@@ -60,14 +60,16 @@ class NodeEnsemble(Method):
     def preview_response(self, node: NodeView, x: torch.Tensor, z: torch.Tensor) -> Tensors:
         return {"logits": z}
 
-    def init_state(self, server: Server) -> HistogramState:
-        return HistogramState()
+    def init_state(self, server: Server) -> LabelHistogramState:
+        return LabelHistogramState()
 
-    def step(self, server: Server, state: HistogramState, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: LabelHistogramState, t: int) -> Mapping[str, float]:
         """Fetch the label counts."""
         state.histogram.fetch(server)
         return {}
 
-    def ensemble_responses(self, server: Server, state: HistogramState, responses: Responses) -> torch.Tensor:
+    def ensemble_responses(
+        self, server: Server, state: LabelHistogramState, responses: Responses
+    ) -> torch.Tensor:
         omega = state.histogram.weights(server.task, responses.nodes)
         return server.task.ensemble(responses["logits"], omega, self.ensemble)

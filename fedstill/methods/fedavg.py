@@ -16,7 +16,7 @@ import torch
 
 from fedstill.core.options import PositiveInt, Share
 from fedstill.methods import (
-    HistogramState,
+    LabelHistogramState,
     Method,
     Needs,
     NodeSetting,
@@ -40,7 +40,7 @@ PARAMETER_KINDS = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_P
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
-    """FedAvg's options."""
+    """Weighted averages of the parameters after rounds of local training (Algorithm 1)."""
 
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
@@ -101,7 +101,7 @@ class FedAvg(Method):
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> Any:
-        return HistogramState()
+        return LabelHistogramState()
 
     def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         """Run one round of Algorithm 1."""

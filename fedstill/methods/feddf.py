@@ -21,8 +21,8 @@ from torch import nn
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from fedstill.methods import (
     ArgumentError,
-    HistogramState,
     LabelHistogram,
+    LabelHistogramState,
     Needs,
     NodeFault,
     NodeSetting,
@@ -41,7 +41,7 @@ from fedstill.tasks import Ensemble
 
 
 @dataclass
-class FedDFState(HistogramState):
+class FedDFState(LabelHistogramState):
     """Server state of the method."""
 
     # One for each architecture, by its first node; one of them is the global student.
@@ -50,7 +50,7 @@ class FedDFState(HistogramState):
 
 @dataclass(frozen=True, kw_only=True)
 class FedDF(FedAvg):
-    """FedDF's options."""
+    """Averages of parameters, each distilled from the ensemble of all received models (Algorithms 1, 3)."""
 
     title: ClassVar[str] = "FedDF"
     batch_options: ClassVar[tuple[str, ...]] = ("batch",)

@@ -69,7 +69,7 @@ class FedIODState:
 
 @dataclass(frozen=True, kw_only=True)
 class FedIOD(Method):
-    """FedIOD. The preset ``paper`` holds the published options."""
+    """Distillation from generated inputs (Algorithm 1). The preset ``paper`` holds the published options."""
 
     title: ClassVar[str] = "FedIOD"
     paper: ClassVar[str] = "Gong et al., AAAI 2024"
@@ -299,7 +299,7 @@ class FedIOD(Method):
         G.set_lr(t, self.total_steps)
 
         # Input distillation
-        w = G.source.sample(self.batch, "w", t)
+        w = G.source.sample_batch(self.batch, "w", t)
         with server.compute.step(server.seed, "server", t):
             x, responses = self.query_teachers(server, state, "predict_logits", w)
             sizes = state.histogram.select(responses.nodes).sizes  # |X'_k|  (K,)
@@ -375,7 +375,7 @@ class FedIOD(Method):
         """
         arguments, batches = [], []
         for index in range(self.student.steps):
-            arguments.append(state.generator.source.sample(self.batch, "fresh w", t, index))
+            arguments.append(state.generator.source.sample_batch(self.batch, "fresh w", t, index))
             with torch.no_grad(), server.compute.step(server.seed, "fresh", t, index):
                 batches.append(state.generator(arguments[-1]))  # (B, C, H, W)
         x, maps = torch.cat(batches), [w.maps for w in arguments if w.maps is not None]

@@ -100,7 +100,7 @@ class FedIODMaps(FedIOD):
         G.source.fetch(server)
         G.set_lr(t, self.total_steps)
         with server.compute.step(server.seed, "server", t):
-            w = G.source.sample(self.batch, "w", t)
+            w = G.source.sample_batch(self.batch, "w", t)
             _, responses = self.query_teachers(server, state, "score_with_critic", w)
             sizes = state.histogram.select(responses.nodes).sizes
             each = self.critic.generator_loss(responses["critic"])  # (K, B)

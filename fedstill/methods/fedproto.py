@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
 from fedstill.methods import (
     ArgumentError,
-    HistogramState,
+    LabelHistogramState,
     Method,
     Needs,
     NodeSetting,
@@ -49,7 +49,7 @@ PROTOTYPES = PayloadKind(
 
 
 @dataclass(kw_only=True)
-class FedProtoState(HistogramState):
+class FedProtoState(LabelHistogramState):
     """Server state, with the nodes' label counts."""
 
     C: torch.Tensor  # global prototypes (classes, p), 0: none yet

@@ -142,7 +142,7 @@ class FedZGE(Method):
         task, G = server.task, state.generator
         state.histogram.fetch(server)
         G.set_lr(t, self.steps)
-        batch = G.source.sample(self.batch, "w", t)
+        batch = G.source.sample_batch(self.batch, "w", t)
         w, y = batch.generator_input[:, : self.generator.noise], batch.labels
         with server.compute.step(server.seed, "server", t):
             x = G(batch)

@@ -25,7 +25,7 @@ from torch import nn
 from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QueryRefused
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import (
-    HistogramState,
+    LabelHistogramState,
     Needs,
     Node,
     NodeSetting,
@@ -53,7 +53,7 @@ ROUND_INPUTS = {"parameters": PARAMETERS, "round": SCHEDULE}
 
 
 @dataclass
-class FLMRCMState(HistogramState):
+class FLMRCMState(LabelHistogramState):
     """Server state besides the student."""
 
     features: torch.Tensor | None = None  # last z_t of the target (M, p)

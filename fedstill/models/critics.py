@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from fedstill.models.normalization import GroupNorm
+from fedstill.models.norm_layers import GroupNorm
 
 Norm = Literal["batch", "group"]
 

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.table_schema import Schema
-from fedstill.models.normalization import GroupNorm
+from fedstill.core.table_schema import TableSchema
+from fedstill.models.norm_layers import GroupNorm
 
 
 class _NormalizedImages(nn.Module):
@@ -240,7 +240,7 @@ class TableGenerator(nn.Module):
         width: width of the first layer; the second is twice as wide.
     """
 
-    def __init__(self, schema: Schema, noise: int, width: int) -> None:
+    def __init__(self, schema: TableSchema, noise: int, width: int) -> None:
         super().__init__()
         self.columns = [(column.type == "number", features) for column, features in schema.feature_slices()]
         self.body = nn.Sequential(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.models.normalization import GroupNorm
+from fedstill.models.norm_layers import GroupNorm
 
 MAX_POOLED_SIDE = 8  # largest side of RandomConv's averaged feature maps
 

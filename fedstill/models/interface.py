@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstill.core.errors import ModelError
-from fedstill.core.table_schema import NO_SCHEMA, Schema, SchemaColumn
+from fedstill.core.table_schema import NO_SCHEMA, SchemaColumn, TableSchema
 from fedstill.tasks.task import Task
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -37,7 +37,7 @@ class Interface:
     vocabulary: int = 0
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    schema: Schema = NO_SCHEMA
+    schema: TableSchema = NO_SCHEMA
 
     @property
     def output_shape(self) -> tuple[int, ...]:

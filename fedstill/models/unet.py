@@ -11,7 +11,7 @@ from torch import nn
 
 from fedstill.core.errors import ModelError
 from fedstill.models.extractor_head import Split
-from fedstill.models.normalization import GroupNorm
+from fedstill.models.norm_layers import GroupNorm
 
 Norm = Callable[[int], nn.Module]  # maps a number of channels to a normalization layer
 

@@ -33,7 +33,7 @@ from torch import nn
 
 from fedstill.core.errors import QueryRefused
 from fedstill.core.hashing import parse_fingerprint
-from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.data.data_spec import DataSpec, require_memory
 from fedstill.data.public import PublicData
 from fedstill.models import PREDICTION_ONLY
@@ -116,9 +116,9 @@ class RunFacts:
 
     policy: PolicyConfig
     server: str = ""
-    owners_schema: Schema = NO_SCHEMA
+    owners_schema: TableSchema = NO_SCHEMA
     owners_classes: tuple[str, ...] = ()
-    schema: Schema = NO_SCHEMA
+    schema: TableSchema = NO_SCHEMA
     classes: tuple[str, ...] = ()
     min_nodes: int = 0
     now: datetime | time | None = None
@@ -500,7 +500,7 @@ def query_memory(facts: SizeFacts) -> str | None:
     """Refuse more inputs at once than the memory limit allows.
 
     Raises:
-        TooLarge: the same, as other limits of memory (:func:`fedstill.node.limits.enforce_limits`).
+        MemoryLimitExceeded: the same, as other limits (:func:`fedstill.node.limits.enforce_limits`).
     """
     sizes = facts.sizes
     input_count = max([0, *(len(facts.tensors[name]) for name in facts.names(INPUTS))])

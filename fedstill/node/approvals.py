@@ -24,7 +24,7 @@ from fedstill.core.config_tables import flatten, read_table, to_table
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.hashing import group_digits, parse_fingerprint
 from fedstill.core.run_writer import read_object
-from fedstill.core.table_schema import Schema
+from fedstill.core.table_schema import TableSchema
 from fedstill.core.text_format import format_bytes, format_count, to_printable_line
 from fedstill.data.data_spec import DataSpec
 from fedstill.node.admission import owner_refusals, refuse
@@ -337,7 +337,7 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
         else "does not state the number of nodes"
     )
     shape = " x ".join(map(str, spec["shape"]))
-    schema = read_table(Schema, spec["schema"])
+    schema = read_table(TableSchema, spec["schema"])
     classes = to_printable_line(", ".join(map(to_printable_line, spec["classes"])), 2000)
     columns = [
         f"{to_printable_line(column.name)}: {to_printable_line(column.allowed_values)}"

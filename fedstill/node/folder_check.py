@@ -24,7 +24,7 @@ from fedstill.core.errors import (
 )
 from fedstill.core.registry import Registry, searching_in
 from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
-from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.data import node_data
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
@@ -79,7 +79,7 @@ class FolderCheck:
     compute: Compute | None = None
     faults: tuple[str, ...] = ()
     unreported: str = ""
-    schema: Schema = NO_SCHEMA
+    schema: TableSchema = NO_SCHEMA
 
 
 def check_folder(

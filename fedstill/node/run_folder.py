@@ -161,7 +161,7 @@ class RunFolder:
 
     def checkpoints(self) -> list[int]:
         """Return the query numbers of all checkpoints; :class:`RunFolderError` if a file has another name."""
-        return checkpoints_in(self.path)
+        return checkpoint_query_numbers(self.path)
 
     def save_checkpoint(self, query_number: int, state: Any) -> None:
         """Save the state before a query; keep the last :data:`MAX_CHECKPOINTS`."""
@@ -176,7 +176,7 @@ class RunFolder:
                 (self.path / checkpoint_name(later)).unlink()
 
 
-def checkpoints_in(folder: Path) -> list[int]:
+def checkpoint_query_numbers(folder: Path) -> list[int]:
     """Return the query numbers of the checkpoints in a run's folder; see :meth:`RunFolder.checkpoints`."""
     numbers = []
     for path in folder.glob("checkpoint-*.safetensors"):

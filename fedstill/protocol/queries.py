@@ -16,7 +16,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
-from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.data.public import PublicData
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span
 from fedstill.protocol.payload_kinds import (
@@ -290,7 +290,7 @@ class NodeSetting:
     compute: Compute
     public: PublicData | None = None
     perceptual: nn.Module | None = None
-    schema: Schema = NO_SCHEMA
+    schema: TableSchema = NO_SCHEMA
     secure_aggregation: bool = False
     _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,20 @@ from fedstill.core.text_format import (
 from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 from fedstill.protocol.method import method_name
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
-from fedstill.report.records import run_guarantee, weakest_guarantee
-from fedstill.report.result import ACCURACY, MAIN_MODELS, MetricOverNodes, MetricsLog, Result, RunFiles
+from fedstill.report.records import (
+    ACCURACY,
+    LOCAL,
+    MAIN,
+    MAIN_MODELS,
+    OWN_SHARE,
+    RUN,
+    MetricsLog,
+    Record,
+    Result,
+    RunFiles,
+    find_record,
+    weakest_guarantee,
+)
 from fedstill.report.statistics import (
     MIN_SEEDS,
     Resamples,
@@ -46,14 +59,27 @@ if TYPE_CHECKING:
 # --- one method in one setting --------------------------------------------------------------------------
 
 
-RUN_COSTS: Mapping[str, Callable[[Result], float | None]] = {
-    "bytes up": lambda result: result.bytes.up,
-    "bytes down": lambda result: result.bytes.down,
-    "queries": lambda result: result.queries,
-    "iterations": lambda result: result.iterations,
-    "seconds": lambda result: result.seconds.total,
-}
 LOCAL_PREFIX, ALL_TESTS_SUFFIX = "local ", ", all tests"  # before and after the key of a metric
+
+
+def record_name(record: Record, main_metric: str) -> str | None:
+    """Return the name of a record in tables and published metrics; None for a single node, site or attack.
+
+    The name is the cost, the metric's key for the main model, or the key after "local", "standalone",
+    "ensemble" or "centralized". "local KEY" of the main metric is over each node's own share of the test
+    data, "local KEY, all tests" over all test data.
+
+    >>> record_name(Record(model=LOCAL, metric="accuracy", site=OWN_SHARE, value=90.0), "accuracy")
+    'local accuracy'
+    >>> record_name(Record(model=LOCAL, metric="accuracy", value=90.0), "accuracy")
+    'local accuracy, all tests'
+    """
+    if record.node or record.finding or record.attack or record.site not in ("", OWN_SHARE):
+        return None
+    if record.model in (MAIN, RUN):
+        return record.metric
+    is_over_all_tests = record.model == LOCAL and record.metric == main_metric and record.site != OWN_SHARE
+    return f"{record.model} {record.metric}" + (ALL_TESTS_SUFFIX if is_over_all_tests else "")
 
 
 @dataclass(frozen=True)
@@ -82,25 +108,31 @@ class FinishedRun:
         intervals = self.result.intervals
         return None if intervals is None else intervals.cases
 
-    def value(self, name: str) -> float | None:
-        """Return a cost or a metric of the run by its name.
+    @cached_property
+    def records(self) -> list[Record]:
+        """Records of the run's result and of the attacks on it."""
+        records = [replace(record, seed=self.seed) for record in self.result.records]
+        for attack in () if self.leakage is None else self.leakage.attacks:
+            for row in attack.rows:
+                if row.column and row.value is not None:
+                    record = Record(
+                        seed=self.seed,
+                        model=row.target,
+                        attack=row.attack or attack.name,
+                        metric=row.column,
+                        value=row.value,
+                        interval=row.interval,
+                    )
+                    records.append(record)
+        return records
 
-        Args:
-            name: a key of :data:`RUN_COSTS`; or a metric's key for the main model; or the key after "local",
-                "standalone", "ensemble" or "centralized". "local KEY" of the main metric is over each node's
-                share of the test data, "local KEY, all tests" over all test data.
-        """
-        if name in RUN_COSTS:
-            return RUN_COSTS[name](self.result)
-        model, _, key = name.removesuffix(ALL_TESTS_SUFFIX).rpartition(" ")
-        result = self.result
-        if not model:
-            return result.metric_values.get(key)
-        if model in ("local", "standalone"):
-            on_shares = model == "local" and key == result.metric.key and not name.endswith(ALL_TESTS_SUFFIX)
-            stats = result.local if model == "local" else result.standalone
-            return stats.get("share" if on_shares else key, MetricOverNodes()).mean
-        return (result.ensemble if model == "ensemble" else result.centralized).get(key)
+    @cached_property
+    def _value_by_name(self) -> Mapping[str | None, float]:
+        return {record_name(record, self.result.metric.key): record.value for record in self.records}
+
+    def value(self, name: str) -> float | None:
+        """Return a value of the run by its :func:`record_name`; None if it was not measured."""
+        return self._value_by_name.get(name)
 
 
 @dataclass(frozen=True)
@@ -154,7 +186,8 @@ class ComparedMethod:
         """Return mean and deviation of a metric as text; one seed has deviation over nodes."""
         spread = self.spread(metric)
         if spread is not None and self.spread_is_over_nodes and not metric.startswith(LOCAL_PREFIX):
-            spread = Spread(spread.mean, self.runs[0].result.local.get(metric, MetricOverNodes()).std)
+            record = find_record(self.runs[0].records, LOCAL, metric)
+            spread = Spread(spread.mean, None if record is None else record.std)
         return None if spread is None else spread.text(digits)
 
     @property
@@ -169,7 +202,7 @@ class ComparedMethod:
 
     def privacy_bound(self) -> tuple[float, float] | None:
         """Return the epsilon and delta that hold at each node in each run; None if a run has no guarantee."""
-        return weakest_guarantee([run_guarantee(run.result) for run in self.runs])
+        return weakest_guarantee([run.result.guarantee for run in self.runs])
 
     def epsilon_text(self) -> str:
         """Return the epsilon, "no guarantee", or "nothing released" in words."""
@@ -180,7 +213,7 @@ class ComparedMethod:
 
     def strongest_attack_and_value(self, column: ComparisonColumn) -> tuple[str, Spread] | None:
         """Return name and metric of the strongest attack over seeds; None if a run has no such metric."""
-        by_run = [metrics_by_attack(column, run.leakage) for run in self.runs]
+        by_run = [metrics_by_attack(column, run.records) for run in self.runs]
         spreads = {
             name: Spread.of([metrics.get(name) for metrics in by_run])
             for name in (by_run[0] if by_run else ())
@@ -222,13 +255,12 @@ class ComparedMethod:
         }
 
 
-def metrics_by_attack(column: ComparisonColumn, leakage: Leakage | None) -> dict[str, float]:
+def metrics_by_attack(column: ComparisonColumn, records: Iterable[Record]) -> dict[str, float]:
     """Return a column's metric in one run by attack; the strongest of an attack with several targets."""
     values: dict[str, list[float]] = {}
-    for attack in () if leakage is None else leakage.attacks:
-        for row in attack.rows:
-            if row.column == column.name and row.value is not None:
-                values.setdefault(row.attack or attack.name, []).append(row.value)
+    for record in records:
+        if record.attack and record.metric == column.name:
+            values.setdefault(record.attack, []).append(record.value)
     return {name: pick_strongest(column, of_attack) for name, of_attack in values.items()}
 
 
@@ -237,6 +269,66 @@ def pick_strongest(column: ComparisonColumn, values: Iterable[float]) -> float:
 
 
 # --- settings and the comparison ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Method with the best mean among methods with the same kind of evaluated model.
+
+    Args:
+        metric: compared metric.
+        first: the method.
+        differences: the other methods, best first, with the paired difference of ``first`` to each.
+    """
+
+    metric: Metric
+    first: ComparedMethod
+    differences: Sequence[tuple[ComparedMethod, SeedDifference]]
+
+    @property
+    def rivals(self) -> list[tuple[ComparedMethod, SeedDifference]]:
+        """Methods that the first one is not significantly better than.
+
+        Differences are over the seeds that both have; means over all seeds of each may be in another order.
+        """
+        return [
+            (other, difference)
+            for other, difference in self.differences
+            if not difference.favors_first(self.metric.better)
+        ]
+
+    def verdict(self) -> str:
+        """Return a sentence on the significance of the differences."""
+        title, first = self.metric.title, self.first
+        if any(difference.half_width is None for _, difference in self.differences):
+            return f"{title}: only one seed, so no significance test."
+        if self.rivals:
+            rivals = {other.name: f"{other.name} ({self._text(gap)})" for other, gap in self.rivals}
+            names = join_names(list(rivals.values()))
+            few = f" Two seeds are too few: use {MIN_SEEDS} or more." if len(first.runs) == 2 else ""
+            return f"{title}: {first.name} is not significantly better than {names}.{few}"
+        closest, difference = min(self.differences, key=self._advantage)
+        return (
+            f"{title}: {first.name} is significantly better than all other methods; the smallest "
+            f"difference is {self._text(difference)}, to {closest.name}."
+        )
+
+    def _advantage(self, pair: tuple[ComparedMethod, SeedDifference]) -> float:
+        return self._sign * pair[1].mean
+
+    @property
+    def _sign(self) -> int:
+        return 1 if self.metric.better == "higher" else -1
+
+    def _text(self, difference: SeedDifference) -> str:
+        """Return the advantage of the first method with its 95% interval."""
+        advantage, half_width = self._sign * difference.mean, difference.half_width or 0.0
+        # Adding 0.0 turns -0.0 into 0.0.
+        mean, low, high = (
+            format_value_without_unit(self.metric, round(end, self.metric.digits) + 0.0)
+            for end in (advantage, advantage - half_width, advantage + half_width)
+        )
+        return f"{mean} [{low}, {high}]"
 
 
 @dataclass(frozen=True)
@@ -253,16 +345,20 @@ class ComparedSetting:
         """Main metric of the task."""
         return self.metrics[0]
 
+    def rankings(self, metric: Metric) -> list[Ranking]:
+        """Return the method with the best mean and its differences to the others, by kind of model."""
+        return [
+            Ranking(
+                metric,
+                first,
+                [(other, self.paired_difference(first, other, metric)) for other in others],
+            )
+            for first, *others in self.ranked_by_model_kind(metric)
+        ]
+
     def significantly_best_labels(self, metric: Metric) -> set[str]:
         """Return labels of methods significantly better than all others with the same kind of model."""
-
-        def is_better(first: ComparedMethod, second: ComparedMethod) -> bool:
-            # Over the seeds that both have; means over all seeds of each may be in the other order.
-            difference = self.paired_difference(first, second, metric)
-            return difference.significant and _advantage(metric, difference) > 0
-
-        ranked = self.ranked_by_model_kind(metric)
-        return {first.label for first, *others in ranked if all(is_better(first, other) for other in others)}
+        return {ranking.first.label for ranking in self.rankings(metric) if not ranking.rivals}
 
     def ranked_by_model_kind(self, metric: Metric) -> list[list[ComparedMethod]]:
         """Return methods by kind of evaluated model, best mean first; only kinds with two or more methods.
@@ -282,10 +378,7 @@ class ComparedSetting:
         self, first: ComparedMethod, second: ComparedMethod, metric: Metric
     ) -> SeedDifference:
         """Return the paired difference of two methods over the seeds that both have."""
-        first_scores, second_scores = (self._scores(entry, metric) for entry in (first, second))
-        return compare_paired_runs(
-            [(first_scores[seed], second_scores[seed]) for seed in first_scores if seed in second_scores]
-        )
+        return compare_paired_runs(self._scores(first, metric), self._scores(second, metric))
 
     def pairs(self, metric: Metric) -> list[tuple[ComparedMethod, ComparedMethod, SeedDifference]]:
         """Return all pairs of methods that have the metric, in the table's order, with their differences."""
@@ -305,48 +398,7 @@ class ComparedSetting:
 
     def verdicts(self) -> list[str]:
         """Return a sentence on significant differences of the main metric for each kind of model."""
-        metric, sentences = self.metric, []
-        for first, *others in self.ranked_by_model_kind(metric):
-            differences = {other.name: self.paired_difference(first, other, metric) for other in others}
-            not_significant = {
-                name: difference
-                for name, difference in differences.items()
-                if not (difference.significant and _advantage(metric, difference) > 0)
-            }
-            if any(difference.half_width is None for difference in differences.values()):
-                sentences.append(f"{metric.title}: only one seed, so no significance test.")
-            elif not_significant:
-                names = join_names(
-                    [f"{name} ({_advantage_text(metric, gap)})" for name, gap in not_significant.items()]
-                )
-                few = f" Two seeds are too few: use {MIN_SEEDS} or more." if len(first.runs) == 2 else ""
-                sentences.append(
-                    f"{metric.title}: {first.name} is not significantly better than {names}.{few}"
-                )
-            else:
-                name, difference = min(differences.items(), key=lambda item: _advantage(metric, item[1]))
-                sentences.append(
-                    f"{metric.title}: {first.name} is significantly better than all other methods; the "
-                    "smallest "
-                    f"difference is {_advantage_text(metric, difference)}, to {name}."
-                )
-        return list(dict.fromkeys(sentences))
-
-
-def _advantage(metric: Metric, difference: SeedDifference) -> float:
-    """Return the difference with the sign that is positive if the first method is better."""
-    return difference.mean if metric.better == "higher" else -difference.mean
-
-
-def _advantage_text(metric: Metric, difference: SeedDifference) -> str:
-    """Return the advantage of the first method with its 95% interval."""
-    advantage, half_width = _advantage(metric, difference), difference.half_width or 0.0
-    # Adding 0.0 turns -0.0 into 0.0.
-    mean, low, high = (
-        format_value_without_unit(metric, round(x, metric.digits) + 0.0)
-        for x in (advantage, advantage - half_width, advantage + half_width)
-    )
-    return f"{mean} [{low}, {high}]"
+        return list(dict.fromkeys(ranking.verdict() for ranking in self.rankings(self.metric)))
 
 
 @dataclass(frozen=True)
@@ -388,6 +440,17 @@ class ComparisonSummary:
     def entries(self) -> list[ComparedMethod]:
         """Methods of all settings."""
         return [entry for setting in self.settings for entry in setting.entries]
+
+    @property
+    def records(self) -> list[Record]:
+        """Records of all runs, with the names of their settings and methods."""
+        return [
+            replace(record, setting=setting.name, method=entry.label)
+            for setting in self.settings
+            for entry in setting.entries
+            for run in entry.runs
+            for record in run.records
+        ]
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -446,7 +509,7 @@ class ComparisonSummary:
     def privacy_sentence(self) -> str:
         """Return a sentence on the runs with a formal privacy guarantee."""
         runs = [run for entry in self.entries for run in entry.runs if run.value("bytes up")]
-        guaranteed = sum(run_guarantee(run.result) is not None for run in runs)
+        guaranteed = sum(run.result.guarantee is not None for run in runs)
         if guaranteed == 0:
             return "There is no formal privacy guarantee."
         if guaranteed == len(runs):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -25,8 +25,8 @@ from fedstill.report.comparison_records import (
     pick_strongest,
 )
 from fedstill.report.figures import sorted_budgets
-from fedstill.report.records import run_guarantee
-from fedstill.report.statistics import Spread, paired_t_interval
+from fedstill.report.records import Record
+from fedstill.report.statistics import RunScore, Spread, compare_paired_runs
 from fedstill.report.tables import (
     NO_VALUE,
     Cell,
@@ -256,11 +256,11 @@ def _run_record(
     }
     for other in others:
         columns |= {f"{model}_{other}".lstrip("_"): f"{model} {other}".strip() for model in MODELS}
-    guarantee = None if run is None else run_guarantee(run.result)
+    guarantee = None if run is None else run.result.guarantee
     traffic = [None if run is None else run.value(name) for name in ("bytes up", "bytes down", "queries")]
     up, down, queries = (None if value is None else round(value) for value in traffic)
     leakage = {
-        column: metrics_by_attack(column, run.leakage if run else None) for column in summary.leakage_columns
+        column: metrics_by_attack(column, run.records if run else ()) for column in summary.leakage_columns
     }
     return {
         **_method_record(setting, entry),
@@ -341,6 +341,18 @@ def pairwise_differences_csv(summary: ComparisonSummary) -> str:
                 )
                 records.append(dict(zip(PAIR_COLUMNS, values, strict=True)))
     return as_csv(records, PAIR_COLUMNS)
+
+
+def records_csv(summary: ComparisonSummary) -> str:
+    """Return one row per measured value, with the fields of :class:`Record`."""
+    names = [part.name for part in fields(Record)]
+    header = [*(name for name in names if name != "interval"), "ci_low", "ci_high"]
+    rows = []
+    for record in summary.records:
+        row = {name: getattr(record, name) for name in header[:-2]}
+        row["ci_low"], row["ci_high"] = record.interval or (None, None)
+        rows.append(row)
+    return as_csv(rows, header)
 
 
 def _method_record(setting: ComparedSetting, entry: ComparedMethod) -> dict[str, Any]:
@@ -518,13 +530,17 @@ def compare_ranking(rows: Sequence[ReproducedMetric], published: Sequence[PaperM
     differences = [
         (
             first_paper > second_paper,
-            paired_t_interval([first.values[seed] - second.values[seed] for seed in shared]),
+            compare_paired_runs(_scores_by_seed(first), _scores_by_seed(second)),
         )
         for group in groups.values()
         for (first_paper, first), (second_paper, second) in combinations(group, 2)
-        if first_paper != second_paper and (shared := first.values.keys() & second.values.keys())
+        if first_paper != second_paper and first.values.keys() & second.values.keys()
     ]
     same_order = [gap.mean > 0 if is_above else gap.mean < 0 for is_above, gap in differences]
     significant = [gap.significant for _, gap in differences]
     both = sum(map(bool.__and__, same_order, significant))
     return RankingAgreement(len(differences), sum(same_order), sum(significant), both)
+
+
+def _scores_by_seed(row: ReproducedMetric) -> dict[int, RunScore]:
+    return {seed: RunScore(value) for seed, value in row.values.items()}

@@ -34,7 +34,7 @@ from fedstill.node.overview import Overview, SpentBudget
 from fedstill.privacy.budget import describe_budgets, epsilon_text_rounded_down, epsilon_text_rounded_up
 from fedstill.report import live_page, run_page
 from fedstill.report.live_page import RunProgress, Section
-from fedstill.report.result import RESULT_FILE, Result
+from fedstill.report.records import RESULT_FILE, Result
 from fedstill.report.tables import Cell, Column, Fact, Row, Table, bar, format_with_unit
 
 MAX_RUNS = 100  # the newest ones

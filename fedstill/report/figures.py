@@ -28,8 +28,15 @@ from fedstill.core.name_normalization import natural_sort_key
 from fedstill.core.text_format import format_bytes, format_percent
 from fedstill.privacy.statement import format_epsilon_bound
 from fedstill.report.comparison_records import ComparedMethod, ComparedSetting, ComparisonSummary, MethodCurve
-from fedstill.report.records import CENTRALIZED, ENSEMBLE, LOCAL_MODELS, STANDALONE, list_model_scores
-from fedstill.report.result import ConfidenceBin, RunFiles
+from fedstill.report.records import (
+    CENTRALIZED,
+    ENSEMBLE,
+    LOCAL,
+    STANDALONE,
+    ConfidenceBin,
+    RunFiles,
+    model_rows,
+)
 from fedstill.report.statistics import Spread
 from fedstill.report.tables import format_budget
 
@@ -329,7 +336,7 @@ def side_label_offsets(
 MIN_LABELED_WIDTH = 500  # pixels from which lines have their names at their ends
 LINE_STYLE_OF_MODEL = {
     STANDALONE: "dotted",
-    LOCAL_MODELS: "dotted",
+    LOCAL: "dotted",
     ENSEMBLE: "dashed",
     CENTRALIZED: "solid",
 }
@@ -367,11 +374,11 @@ def read_learning_curve(run: RunFiles) -> LearningCurve | None:
     # Local models that are trained before the first step would be a flat line.
     local_models = sorted(run.metrics.local_models.items()) if unit == "round" and central != "nodes" else []
     references = [
-        (model.name, LINE_STYLE_OF_MODEL[model.name], model.value)
-        for model in list_model_scores(run.result)
+        (model.name, LINE_STYLE_OF_MODEL[model.model], model.value)
+        for model in model_rows(run.result)
         if model.value is not None
-        and model.name in LINE_STYLE_OF_MODEL
-        and not (local_models and model.name == LOCAL_MODELS)
+        and model.model in LINE_STYLE_OF_MODEL
+        and not (local_models and model.model == LOCAL)
     ]
     return LearningCurve(points, run.result.main_model_name, references, local_models, unit, metrics[0].title)
 

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report.result import Array, Case, Result, is_image_stack, read_tensors
+from fedstill.report.records import Array, Case, Result, is_image_stack, read_tensors
 from fedstill.report.tables import format_with_unit, lowercase_title
 
 IMAGES_FILE = "pictures.safetensors"

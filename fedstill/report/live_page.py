@@ -17,7 +17,7 @@ from markupsafe import Markup
 from fedstill.core.progress import PROGRESS_FILE, ProgressSnapshot
 from fedstill.core.text_format import format_percent, format_seconds
 from fedstill.report.figures import finite_points
-from fedstill.report.result import MetricsLog
+from fedstill.report.records import MetricsLog
 from fedstill.report.run_tables import PARTS
 from fedstill.report.tables import Fact, Table, bar, sparkline, template_environment
 

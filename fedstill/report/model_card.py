@@ -13,7 +13,7 @@ from fedstill.attacks.attack_results import Leakage
 from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_count, join_names
 from fedstill.report import privacy_section
-from fedstill.report.result import RESULT_FILE, NodeRecord, Result
+from fedstill.report.records import RESULT_FILE, NodeInfo, Result
 from fedstill.report.run_page import run_sentence
 from fedstill.report.run_tables import interval_label, metrics_table
 from fedstill.report.tables import Cell, Column, Row, Table, markdown
@@ -162,7 +162,7 @@ def model_card(folder: Path, inputs: str, usage: str) -> str:
     return CARD.format(**fields)
 
 
-def _class_counts(node: NodeRecord, by_class: bool) -> tuple[int | None, ...]:
+def _class_counts(node: NodeInfo, by_class: bool) -> tuple[int | None, ...]:
     return (node.label_counts or ()) if by_class else ()
 
 

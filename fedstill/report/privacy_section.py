@@ -33,7 +33,7 @@ from fedstill.privacy.budget import epsilon_text_rounded_down
 from fedstill.privacy.events import cost_from_dict
 from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 from fedstill.report.images import image_tag, image_url
-from fedstill.report.result import (
+from fedstill.report.records import (
     Array,
     AuditTotals,
     NodePrivacy,

@@ -20,14 +20,23 @@ from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_count, 
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.payload_kinds import KNOWN_KINDS
 from fedstill.report import figures, images, live_page, privacy_section, run_tables
-from fedstill.report.records import LOCAL_MODELS, list_model_scores
-from fedstill.report.result import RESULT_FILE, AuditTotals, MetricOverNodes, Result, RunFiles
+from fedstill.report.records import (
+    LOCAL,
+    MAIN,
+    RESULT_FILE,
+    STANDALONE,
+    AuditTotals,
+    Result,
+    RunFiles,
+    find_record,
+    model_rows,
+)
 from fedstill.report.run_tables import interval_label, interval_text
 from fedstill.report.tables import (
     Fact,
     bytes_markup,
     format_difference,
-    format_spread,
+    format_record,
     format_value_without_unit,
     format_with_unit,
     lowercase_title,
@@ -112,7 +121,7 @@ def _template_variables(run: RunFiles) -> dict[str, Any]:
         "context": _data_sentences(result),
         "tiles": _tiles(result),
         "metric": {"title": result.metric.title, "name": lowercase_title(result.metric.title)},
-        "models": list_model_scores(result),
+        "models": model_rows(result),
         "interval_label": interval_label(result),
         "models_table": run_tables.models_table(result),
         "curve": curve,
@@ -176,22 +185,20 @@ def _tiles(result: Result) -> list[Fact]:
 
 def _gain_text(result: Result) -> Fact:
     """Return the gain over standalone training; without a standalone baseline, the local models' metric."""
-    metric, first = result.metric, list_model_scores(result)[0]
-    stats, standalone = first.stats[0], result.standalone.get(result.metric.key, MetricOverNodes()).mean
-    if result.evaluated_model == "nodes" or (standalone is None and first.name == LOCAL_MODELS):
-        note = (
-            "" if stats.std is None else f"\u00b1 {format_value_without_unit(metric, stats.std)} over nodes"
-        )
+    metric, first = result.metric, model_rows(result)[0]
+    standalone = find_record(result.records, STANDALONE, metric.key)
+    if result.evaluated_model == "nodes" or (standalone is None and first.model == LOCAL):
+        std = None if first.main_record is None else first.main_record.std
+        note = "" if std is None else f"\u00b1 {format_value_without_unit(metric, std)} over nodes"
         return Fact(
-            "Local models", None if stats.mean is None else format_with_unit(metric, stats.mean), note
+            "Local models", None if first.value is None else format_with_unit(metric, first.value), note
         )
     gain, note = None, ""
     if standalone is not None:
-        note = f"a standalone node reaches {_with_nobreak_spaces(format_spread(metric, stats))}"
-    if result.value is not None and standalone is not None:
-        gain = Markup('{} <span class="unit">points</span>').format(
-            format_difference(metric, result.value - standalone)
-        )
+        note = f"a standalone node reaches {_with_nobreak_spaces(format_record(metric, standalone))}"
+        if result.value is not None:
+            difference = format_difference(metric, result.value - standalone.value)
+            gain = Markup('{} <span class="unit">points</span>').format(difference)
     return Fact("Gain over standalone", gain, note)
 
 
@@ -203,7 +210,8 @@ def _test_data_text(result: Result, examples: int) -> str:
 
 
 def _interval_text(result: Result) -> str:
-    ends = next((model.interval for model in list_model_scores(result) if model.is_main), None)
+    main = find_record(result.records, MAIN, result.metric.key)
+    ends = None if main is None else main.interval
     return (
         f"; {result.intervals.level}% interval {_with_nobreak_spaces(interval_text(result.metric, ends))}"
         if ends and result.intervals

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import zip_longest
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -16,16 +15,21 @@ from fedstill.core.text_format import (
     format_percent,
     format_seconds,
 )
-from fedstill.report.records import ModelScores, list_model_scores
-from fedstill.report.result import (
-    MAIN_MODELS,
+from fedstill.report.records import (
+    CENTRALIZED,
+    LOCAL,
+    MAIN,
+    REFERENCE_MODELS,
+    STANDALONE,
     Array,
     AuditTotals,
-    MetricOverNodes,
-    NodeRecord,
+    ModelRow,
+    NodeInfo,
     NodeTraffic,
     Result,
-    StudentRecord,
+    StudentInfo,
+    find_value,
+    model_rows,
     read_tensors,
 )
 from fedstill.report.tables import (
@@ -36,34 +40,29 @@ from fedstill.report.tables import (
     bar,
     bytes_markup,
     format_header,
-    format_spread,
-    format_spread_without_unit,
+    format_record,
+    format_record_without_unit,
     format_value_without_unit,
     format_with_unit,
     lowercase_title,
 )
 from fedstill.tasks.task import Metric
 
-if TYPE_CHECKING:
-    pass
-
-
 CHANCE = 50.0  # percent, area under the ROC curve of random guessing
-LOCAL_MEAN = "local models (mean)"
 
 
 def models_table(result: Result) -> Table:
     """Return the metrics of the main model, baselines and upper bounds, with a bar of the main metric."""
     main_metric, *others = result.metrics
     rows = []
-    for model in list_model_scores(result):
+    for model in model_rows(result):
         cells = [
             Cell(
-                None if stats.mean is None else format_spread(metric, stats),
+                None if record is None else format_record(metric, record),
                 "" if index else interval_text(metric, model.interval),
                 style="other" if index else "",
             )
-            for index, (metric, stats) in enumerate(zip(result.metrics, model.stats, strict=True))
+            for index, (metric, record) in enumerate(zip(result.metrics, model.records, strict=True))
         ]
         rows.append(Row(model.name, [*cells, Cell(_model_bar(model))], model.description, model.is_main))
     title = f"{main_metric.title} of the evaluated model, the baselines and the upper bounds"
@@ -72,14 +71,14 @@ def models_table(result: Result) -> Table:
     return Table(title, "Model", columns, rows, style="compare several" if others else "compare")
 
 
-def _model_bar(model: ModelScores) -> Markup:
-    stats = model.stats[0]
-    value, std = stats.mean, stats.std
-    if value is None:
+def _model_bar(model: ModelRow) -> Markup:
+    record = model.main_record
+    if record is None:
         return Markup("")
-    whisker = None if std is None else (value - std, value + std)
-    fill = ("bar student" if model.is_main else "bar", value)
-    return bar(fill, whisker=whisker, rings=stats.measured_values)
+    whisker = None if record.std is None else (record.value - record.std, record.value + record.std)
+    return bar(
+        ("bar student" if model.is_main else "bar", record.value), whisker=whisker, rings=model.node_values
+    )
 
 
 def site_tables(result: Result) -> list[Table]:
@@ -87,16 +86,18 @@ def site_tables(result: Result) -> list[Table]:
     sites = result.sites
     if sites is None or not sites.names:
         return []
-    models = {result.main_model_name: sites.global_model, "centralized": sites.centralized}
-    models |= {result.node_display_name(name): by_site for name, by_site in sites.nodes.items()}
+    models = [(result.main_model_name, MAIN, "")] if sites.global_model is not None else []
+    models += [("centralized", CENTRALIZED, "")] if sites.centralized is not None else []
+    models += [(result.node_display_name(node), LOCAL, node) for node in sites.nodes]
     tables, columns = [], [Column(name) for name in sites.names]
     for metric in result.metrics:
         rows = []
-        for model, by_site in models.items():
-            if by_site is not None:
-                values = [by_site.get(site, {}).get(metric.key) for site in sites.names]
-                cells = [Cell(_format_known(format_value_without_unit, metric, value)) for value in values]
-                rows.append(Row(model, cells, highlight=model == result.main_model_name))
+        for name, model, node in models:
+            cells = []
+            for site in sites.names:
+                value = find_value(result.records, model, metric.key, node=node, site=site)
+                cells.append(Cell(_format_known(format_value_without_unit, metric, value)))
+            rows.append(Row(name, cells, highlight=model == MAIN))
         header = format_header(metric, units=True)
         tables.append(Table(f"{header} of each model on the test data of each site", header, columns, rows))
     return tables
@@ -110,22 +111,21 @@ def _format_known(
 
 def findings_table(result: Result) -> Table | None:
     """Return one row per finding: main model, centralized model, local models; None for other tasks."""
-    findings = result.labels
-    if findings is None or not findings.names:
+    if result.labels is None or not result.labels.names:
         return None
-    metric, headers = result.metric, [MAIN_MODELS[result.evaluated_model][0], "centralized", LOCAL_MEAN]
+    metric, headers = result.metric, [result.main_model_name, "centralized", REFERENCE_MODELS[LOCAL][0]]
     scores = []
-    for index in range(len(findings.names)):
+    for finding in result.labels.names:
         main, centralized = (
-            None if by_finding is None else by_finding[index]
-            for by_finding in (findings.global_model, findings.centralized)
+            find_value(result.records, model, metric.key, finding=finding) for model in (MAIN, CENTRALIZED)
         )
-        by_node = [by_finding[index] for by_finding in findings.nodes.values() if by_finding is not None]
-        known = [value for value in by_node if value is not None]
+        known = [
+            record.value for record in result.records if record.model == LOCAL and record.finding == finding
+        ]
         scores.append((main, centralized, sum(known) / len(known) if known else None, known))
     shown = [True, *(any(row[column] is not None for row in scores) for column in (1, 2))]
     rows = []
-    for name, (main, centralized, mean, node_values) in zip(findings.names, scores, strict=True):
+    for name, (main, centralized, mean, by_node) in zip(result.labels.names, scores, strict=True):
         cells = [
             Cell(_format_known(format_with_unit, metric, value))
             for value, is_shown in zip((main, centralized, mean), shown, strict=True)
@@ -135,7 +135,7 @@ def findings_table(result: Result) -> Table | None:
         # Bar: main model; rings: nodes; thin line: their mean; thick line: centralized model.
         markup = bar(
             None if main is None else ("bar student", main),
-            rings=node_values,
+            rings=by_node,
             lines=[(style, value) for style, value in lines if value is not None],
         )
         rows.append(Row(name, [*cells, Cell(markup)]))
@@ -268,18 +268,19 @@ def traffic_table(result: Result, audit: AuditTotals | None) -> TrafficTable:
 def nodes_table(result: Result) -> Table:
     """Return each node's model with its main metric, and the global model in the footer if there is one."""
     metric = result.metric
-    standalone, values = is_standalone_and_local_values(result)
+    is_standalone = metric.key in result.standalone or not result.local
+    local_model = STANDALONE if is_standalone else LOCAL
 
-    def cells(model: NodeRecord | StudentRecord, examples: str | None, value: float | None) -> list[Cell]:
+    def cells(model: NodeInfo | StudentInfo, examples: str | None, value: float | None) -> list[Cell]:
         text = _format_known(format_with_unit, metric, value)
         return [Cell(model.model), Cell(_count(model.parameters)), Cell(examples), Cell(text)]
 
-    rows = [
-        Row(result.node_display_names[node.name], cells(node, _count(node.examples), value))
-        for node, value in zip_longest(result.nodes, values[: len(result.nodes)])
-    ]
+    rows = []
+    for node in result.nodes:
+        value = find_value(result.records, local_model, metric.key, node=node.name)
+        rows.append(Row(result.node_display_names[node.name], cells(node, _count(node.examples), value)))
     footer = [Row(result.main_model_name, cells(result.student, "", result.value), highlight=True)]
-    title = f"{metric.title} ({'standalone' if standalone else 'local model'})"
+    title = f"{metric.title} ({'standalone' if is_standalone else 'local model'})"
     columns = [Column("Model", "model"), *map(Column, ("Parameters", "Examples", title))]
     caption = "Model, parameters, examples and main metric of each node and of the evaluated model"
     return Table(caption, "Node", columns, rows, [] if "student" in result.absent_keys else footer)
@@ -287,14 +288,6 @@ def nodes_table(result: Result) -> Table:
 
 def _count(value: int | None) -> str | None:
     return None if value is None else f"{value:,}"
-
-
-def is_standalone_and_local_values(result: Result) -> tuple[bool, Sequence[float | None]]:
-    """Return whether the nodes' models were trained standalone, and their main metric."""
-    standalone = result.standalone.get(result.metric.key)
-    if standalone is not None:
-        return True, standalone.per_node
-    return not result.local, result.local.get(result.metric.key, MetricOverNodes()).per_node
 
 
 # --- columns of tabular data ----------------------------------------------------------------------------
@@ -410,7 +403,7 @@ def time_bar(result: Result) -> Markup:
     )
 
 
-def interval_text(metric: Metric, ends: tuple[float, ...] | None) -> str:
+def interval_text(metric: Metric, ends: tuple[float, float] | None) -> str:
     """Return the ends of an interval in the metric's digits, as "90.1 to 93.2"; empty if None."""
     return "" if ends is None else " to ".join(format_value_without_unit(metric, end) for end in ends)
 
@@ -427,13 +420,13 @@ def metrics_table(result: Result) -> Table:
     metrics = [result.metrics[index] for index in shown]
     several = len(metrics) > 1  # then units are in the headers, to save width
     columns = [Column(lowercase_title(format_header(metric, units=several))) for metric in metrics]
-    format_cell = format_spread_without_unit if several else format_spread
+    format_cell = format_record_without_unit if several else format_record
     rows = [
         Row(
             model.name,
-            [Cell(format_cell(result.metrics[index], model.stats[index])) for index in shown],
+            [Cell(format_cell(result.metrics[index], model.records[index])) for index in shown],
             highlight=model.is_main,
         )
-        for model in list_model_scores(result)
+        for model in model_rows(result)
     ]
     return Table("", "", columns, rows)

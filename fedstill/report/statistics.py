@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +21,14 @@ import numpy.typing as npt
 from fedstill.core import bootstrap
 from fedstill.core.errors import ArgumentError
 from fedstill.core.text_format import format_count
-from fedstill.report.result import Result, RunFiles
-
-if TYPE_CHECKING:
-    pass
-
+from fedstill.report.records import Result, RunFiles
 
 # --- over seeds -----------------------------------------------------------------------------------------
 
 
 MIN_SEEDS = 3  # seeds from which a difference can be significant
 Resamples = npt.NDArray[np.float64]
+S = TypeVar("S")  # seed
 
 
 @dataclass(frozen=True)
@@ -58,6 +55,10 @@ class SeedDifference:
         """Return whether the interval excludes 0 and there are at least :data:`MIN_SEEDS` seeds."""
         return self.half_width is not None and self.seeds >= MIN_SEEDS and abs(self.mean) > self.half_width
 
+    def favors_first(self, better: str) -> bool:
+        """Return whether the first method is significantly better; ``better`` is "higher" or "lower"."""
+        return self.significant and (self.mean > 0 if better == "higher" else self.mean < 0)
+
     def __str__(self) -> str:
         half_width = "" if self.half_width is None else f" ± {self.half_width:.1f}"
         return f"{self.mean:+.1f}{half_width} over {format_count(self.seeds, 'seed')}"
@@ -78,24 +79,33 @@ class RunScore:
     test_cases: int | None = None
 
 
-def compare_paired_runs(pairs: Sequence[tuple[RunScore, RunScore]]) -> SeedDifference:
-    """Return the mean difference, first minus second, over pairs of runs that share a seed.
+def compare_paired_runs(first: Mapping[S, RunScore], second: Mapping[S, RunScore]) -> SeedDifference:
+    """Return the mean difference, first minus second, over the seeds that both have.
 
-    >>> compare_paired_runs([(RunScore(80.0), RunScore(other)) for other in (79.0, 78.0, 77.0)])
+    Every statement on the significance of a difference between methods comes from this function.
+
+    Args:
+        first: runs of one method by seed.
+        second: runs of the other method by seed.
+
+    >>> scores = {seed: RunScore(80.0) for seed in range(3)}
+    >>> compare_paired_runs(scores, {0: RunScore(79.0), 1: RunScore(78.0), 2: RunScore(77.0)})
     SeedDifference(mean=2.0, half_width=2.484...)
     """
+    pairs = [(score, second[seed]) for seed, score in first.items() if seed in second]
     if not pairs:
         return SeedDifference(math.nan, None)
     resamples = [
-        first.resamples - second.resamples
-        for first, second in pairs
-        if first.resamples is not None
-        and second.resamples is not None
-        and first.test_cases == second.test_cases
+        one.resamples - other.resamples
+        for one, other in pairs
+        if one.resamples is not None
+        and other.resamples is not None
+        and one.test_cases == other.test_cases
+        and len(one.resamples) == len(other.resamples)
     ]
+    are_known = len(resamples) == len(pairs) and len(set(map(len, resamples))) == 1
     return paired_t_interval(
-        [first.value - second.value for first, second in pairs],
-        resamples if len(resamples) == len(pairs) else (),
+        [one.value - other.value for one, other in pairs], resamples if are_known else ()
     )
 
 
@@ -225,7 +235,7 @@ def seed_difference(first: Sequence[str | Path], second: Sequence[str | Path]) -
     if not first_runs or first_runs.keys() != second_runs.keys():
         expected = f"runs with seeds {', '.join(map(str, first_runs)) or 'as in first'}"
         raise ArgumentError("second", list(map(str, second)), expected)
-    return compare_paired_runs([(score, second_runs[seed]) for seed, score in first_runs.items()])
+    return compare_paired_runs(first_runs, second_runs)
 
 
 def _run_scores_by_seed(argument: str, folders: Sequence[str | Path]) -> dict[int | None, RunScore]:
@@ -233,11 +243,10 @@ def _run_scores_by_seed(argument: str, folders: Sequence[str | Path]) -> dict[in
     scores: dict[int | None, RunScore] = {}
     for run in runs:
         result = run.result
-        value = result.metric_values.get(result.metric.key)
-        if value is None:
+        if result.value is None:
             raise ArgumentError(argument, str(run.folder), "a run with a main metric of its main model")
         test_cases = None if result.intervals is None else result.intervals.cases
-        scores[result.seed] = RunScore(value, run.resampled_metric, test_cases)
+        scores[result.seed] = RunScore(result.value, run.resampled_metric, test_cases)
     if len(scores) < len(runs) or len({run.result.metric.key for run in runs}) > 1:
         raise ArgumentError(
             argument, list(map(str, folders)), "runs with the same main metric and different seeds"

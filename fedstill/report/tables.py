@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_percent, format_seconds
-from fedstill.report.result import MetricOverNodes
+from fedstill.report.records import Record
 from fedstill.tasks.task import Metric
 
 if TYPE_CHECKING:
@@ -50,24 +50,22 @@ def format_with_unit(metric: Metric, value: float) -> str:
     )
 
 
-def format_spread(metric: Metric, stats: MetricOverNodes) -> str:
-    """Return mean and standard deviation with the unit, as "81.1% ± 4.2", or "not measured"."""
-    if stats.mean is None:
+def format_record(metric: Metric, record: Record | None) -> str:
+    """Return value and standard deviation with the unit, as "81.1% ± 4.2", or "not measured"."""
+    if record is None:
         return NOT_MEASURED
-    return format_with_unit(metric, stats.mean) + _deviation(metric, stats)
+    return format_with_unit(metric, record.value) + _deviation(metric, record)
 
 
-def format_spread_without_unit(metric: Metric, stats: MetricOverNodes) -> str:
-    """Return mean and standard deviation without the unit, as "81.1 ± 4.2"; "-" if not measured."""
-    return (
-        "-"
-        if stats.mean is None
-        else format_value_without_unit(metric, stats.mean) + _deviation(metric, stats)
-    )
+def format_record_without_unit(metric: Metric, record: Record | None) -> str:
+    """Return value and standard deviation without the unit, as "81.1 ± 4.2"; "-" if not measured."""
+    if record is None:
+        return NO_VALUE
+    return format_value_without_unit(metric, record.value) + _deviation(metric, record)
 
 
-def _deviation(metric: Metric, stats: MetricOverNodes) -> str:
-    return "" if stats.std is None else f" \u00b1 {format_value_without_unit(metric, stats.std)}"
+def _deviation(metric: Metric, record: Record) -> str:
+    return "" if record.std is None else f" \u00b1 {format_value_without_unit(metric, record.std)}"
 
 
 def format_difference(metric: Metric, difference: float) -> str:

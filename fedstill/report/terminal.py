@@ -29,8 +29,7 @@ from fedstill.report.comparison_tables import (
     setting_table,
 )
 from fedstill.report.privacy_section import describe_privacy
-from fedstill.report.records import list_model_scores
-from fedstill.report.result import Result
+from fedstill.report.records import Result, model_rows
 from fedstill.report.run_tables import (
     interval_label,
     interval_text,
@@ -46,7 +45,7 @@ from fedstill.report.tables import (
     Row,
     Table,
     format_header,
-    format_spread,
+    format_record,
     format_value_without_unit,
     format_with_unit,
     lowercase_title,
@@ -67,8 +66,8 @@ def run_summary(metrics: Mapping[str, Any], folder: Path | None) -> str:
     result = Result.from_record(metrics)
     metric = lowercase_title(result.metric.title)
     scores = ", ".join(
-        f"{model.name} {format_spread(result.metric, model.stats[0])}"
-        for model in list_model_scores(result)
+        f"{model.name} {format_record(result.metric, model.main_record)}"
+        for model in model_rows(result)
         if model.value is not None
     )
     up, down, seconds = result.bytes.up, result.bytes_down, result.seconds.total
@@ -225,9 +224,7 @@ def print_table(record: Mapping[str, Any], console: Console) -> None:
 def run_totals(result: Result) -> list[Fact]:
     """Return intervals, bytes, privacy and time of a whole run, and its message cost if distributed."""
     up, down, seconds = result.bytes.up, result.bytes_down, result.seconds.total
-    intervals = {
-        model.name: interval_text(result.metric, model.interval) for model in list_model_scores(result)
-    }
+    intervals = {model.name: interval_text(result.metric, model.interval) for model in model_rows(result)}
     by_model = "; ".join(f"{name} {text}" for name, text in intervals.items() if text)
     facts = [
         Fact("intervals", f"{by_model} ({interval_label(result)})" if by_model else None),

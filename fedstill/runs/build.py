@@ -17,11 +17,11 @@ from fedstill.core.dataset import CaseIndex, Column, DataSet, TensorData, check_
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, by_caller
 from fedstill.core.name_normalization import normalize_name
 from fedstill.core.seeds import numpy_generator
-from fedstill.core.table_schema import NO_SCHEMA, Schema
+from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.core.version import __version__
 from fedstill.data.loading import SITE
+from fedstill.data.partitioners import ByColumn, hide_labels, split
 from fedstill.data.public import HELD_OUT, PublicData, hold_out, load_public
-from fedstill.data.splits import ByColumn, hide_labels, split
 from fedstill.data.stratified_sampling import hash_groups, require_no_gaps
 from fedstill.data.table_data import check_features
 from fedstill.models import custom_model
@@ -92,7 +92,7 @@ class Setting:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     vocabulary: int = 0
-    schema: Schema = NO_SCHEMA
+    schema: TableSchema = NO_SCHEMA
     test_names: Sequence[str] = ()
 
 

@@ -40,8 +40,8 @@ from fedstill.core.text_format import json_text
 from fedstill.data.config import DATA
 from fedstill.data.loading import load
 from fedstill.data.node_data import NodeDataConfig
+from fedstill.data.partitioners import Dirichlet
 from fedstill.data.public import load_public
-from fedstill.data.splits import Dirichlet
 from fedstill.data.user_data import default_folders
 from fedstill.federation import flare_site, server_rules
 from fedstill.federation.admin import STOPPED, Admin, has_ended, read_stop_reason
@@ -52,14 +52,14 @@ from fedstill.node import owner_folder
 from fedstill.node.audit_log import FILE
 from fedstill.node.node_file import NodeFile, NodeModelConfig
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.run_folder import SALT, TRAINING_STATE, checkpoint_name, checkpoints_in
+from fedstill.node.run_folder import SALT, TRAINING_STATE, checkpoint_name, checkpoint_query_numbers
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.build import parse_node_model
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.spec import NodesConfig, RunSpec, read_toml, to_dict
 from fedstill.tasks import TASKS
-from fedstill.track.tracker_group import TrackerGroup
+from fedstill.track.tracker import TrackerGroup
 
 RUN = "live.json"  # in the run's folder: its name at the nodes, and at a deployed federation the nodes' names
 ABORT_TIMEOUT = 20.0  # seconds for an aborted job to end
@@ -493,7 +493,7 @@ def _evaluate_checkpoints(
 
 def _checkpoint_file(folder: Path, number: int) -> Path | None:
     """Return a node's checkpoint file for a query number; its last one if it was excluded before."""
-    if earlier := [each for each in checkpoints_in(folder) if each <= number]:
+    if earlier := [each for each in checkpoint_query_numbers(folder) if each <= number]:
         return folder / checkpoint_name(max(earlier))
     learning = folder / TRAINING_STATE
     return learning if learning.exists() else None

@@ -18,7 +18,7 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.run_writer import RunWriter
-from fedstill.core.table_schema import Schema
+from fedstill.core.table_schema import TableSchema
 from fedstill.core.text_format import csv_cell, join_names, replace_nonfinite
 from fedstill.core.timing import Clock
 from fedstill.data.public import PublicData
@@ -34,7 +34,7 @@ from fedstill.runs.build import Setting
 from fedstill.runs.evaluation import Evaluation, Outputs, mean
 from fedstill.runs.student_file import header
 from fedstill.tasks import Task
-from fedstill.track.tracker_group import TrackerGroup
+from fedstill.track.tracker import TrackerGroup
 
 
 class MeasuredRun(Protocol):
@@ -242,7 +242,7 @@ class TestNames:
 
     examples: Sequence[str] = ()
     classes: Sequence[str] = ()
-    schema: Schema | None = None
+    schema: TableSchema | None = None
 
 
 def predictions_csv(task: Task, outputs_by_model: Judged, test_names: TestNames) -> str | None:
@@ -372,7 +372,7 @@ def _format_number(value: float) -> str:
     return f"{value:.{DIGITS}g}"
 
 
-def target_offset_and_scale(schema: Schema | None) -> tuple[float, float]:
+def target_offset_and_scale(schema: TableSchema | None) -> tuple[float, float]:
     """Return offset and scale that convert a model's numbers, from -1 to 1, to the unit of a schema's target.
 
     >>> target_offset_and_scale(None)

@@ -24,8 +24,8 @@ from fedstill.core.options import CheckedOptions, NonNegativeInt
 from fedstill.core.registry import add_search_folders, check_registered_names
 from fedstill.data.builtin import Digits
 from fedstill.data.config import DataConfig
+from fedstill.data.partitioners import Dirichlet, SplitConfig
 from fedstill.data.public import PublicConfig
-from fedstill.data.splits import Dirichlet, SplitConfig
 from fedstill.federation.link_config import LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig

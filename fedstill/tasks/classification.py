@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import CaseIndex, TensorData
-from fedstill.tasks import formulas
+from fedstill.tasks import logit_formulas
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.task import Metric, Task
 
@@ -227,11 +227,11 @@ class SoftmaxTask(Task):
 
     def confidence_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """Return L_conf, FedIOD Eq. 3."""
-        return formulas.mean_entropy(responses, pi)
+        return logit_formulas.mean_entropy(responses, pi)
 
     def uniqueness_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """Return L_unique, FedIOD Eq. 5."""
-        return -formulas.js_divergence(responses, pi)
+        return -logit_formulas.js_divergence(responses, pi)
 
     def balance_loss(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Return the negative entropy of the batch's mean class distribution, lowest if no class is rare.
@@ -240,7 +240,7 @@ class SoftmaxTask(Task):
         """
         if self.condition_channels:
             return ensembled.new_zeros(())
-        return -formulas.entropy_from_probs(ensembled.softmax(1).mean(0), 0)
+        return -logit_formulas.entropy_from_probs(ensembled.softmax(1).mean(0), 0)
 
     def normalize_outputs(self, responses: torch.Tensor) -> torch.Tensor:
         """Return log-probabilities."""
@@ -248,13 +248,13 @@ class SoftmaxTask(Task):
 
     def mix_outputs(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return the logarithm of the weighted mean of probabilities."""
-        return formulas.log_mixture(responses.log_softmax(2), weights)
+        return logit_formulas.log_mixture(responses.log_softmax(2), weights)
 
     def consensus(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return the log-probabilities of :func:`fedstill.tasks.formulas.consensus`, pixel by pixel for
+        """Return the log-probabilities of :func:`fedstill.tasks.logit_formulas.consensus`, pixel by pixel for
         maps.
         """
-        return formulas.consensus(responses.log_softmax(2), weights)
+        return logit_formulas.consensus(responses.log_softmax(2), weights)
 
     def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return the importance weights averaged over the classes that the ensemble predicts, ``(K, B)``."""
@@ -266,7 +266,7 @@ class SoftmaxTask(Task):
         """Return the distance between student and ensemble, FedIOD Eq. 6 and 10, averaged over the pixels of
         maps.
         """
-        return formulas.distillation_loss(student, target, tau)
+        return logit_formulas.distillation_loss(student, target, tau)
 
 
 class Classification(SoftmaxTask):

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import CaseIndex, TensorData
-from fedstill.tasks import formulas
+from fedstill.tasks import logit_formulas
 from fedstill.tasks.classification import Floats, areas_under_curve, mean_over_classes
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.task import Metric, TargetKind, Task
@@ -112,7 +112,7 @@ class MultiLabel(Task):
         """
         if math.isinf(tau):
             return (student - target).square().mean(1) / 8
-        precision = torch.float64 if tau > 10 else student.dtype  # as formulas.distillation_loss
+        precision = torch.float64 if tau > 10 else student.dtype  # as logit_formulas.distillation_loss
         s, t = student.to(precision) / tau, target.to(precision) / tau
         present = t.sigmoid() * (F.logsigmoid(t) - F.logsigmoid(s))
         absent = (-t).sigmoid() * (F.logsigmoid(-t) - F.logsigmoid(-s))
@@ -173,7 +173,7 @@ def bernoulli_entropy(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _bernoulli_entropy_from_probs(p: torch.Tensor) -> torch.Tensor:
-    return formulas.entropy_from_probs(torch.stack([p, 1 - p]), 0)
+    return logit_formulas.entropy_from_probs(torch.stack([p, 1 - p]), 0)
 
 
 def _auc_per_label(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[list[float], list[bool]]:

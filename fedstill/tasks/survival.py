@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 from fedstill.core.dataset import CaseIndex, TensorData, check_inputs, check_numbers
 from fedstill.core.errors import DataError
-from fedstill.tasks import formulas
+from fedstill.tasks import logit_formulas
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.multi_label import UNKNOWN, MultiLabel
 from fedstill.tasks.task import Metric
@@ -189,7 +189,7 @@ class Survival(MultiLabel):
         last = F.pad(
             F.logsigmoid(ensembled), (0, 1)
         )  # log h_1 .. log h_J, and 0: certain after the last interval
-        return -formulas.entropy_from_probs((before + last).exp().mean(0), 0)
+        return -logit_formulas.entropy_from_probs((before + last).exp().mean(0), 0)
 
     # --- evaluation ---
 

@@ -22,7 +22,7 @@ import torch
 from fedstill.core.dataset import CaseIndex, Form, TensorData, check_inputs, check_labels
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.registry import Registry
-from fedstill.tasks import formulas
+from fedstill.tasks import logit_formulas
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Task(ABC):
         """Return pi_k(x), FedIOD Eq. 8: ``(K, C)`` counts and ``(K, B)`` critic ratios to
         ``(K, B or 1, C)``.
         """
-        return formulas.importance_weights(counts.float(), ratio)
+        return logit_formulas.importance_weights(counts.float(), ratio)
 
     def ensemble(self, responses: torch.Tensor, weights: torch.Tensor, name: str) -> torch.Tensor:
         """Return A(z_1..z_K, x), FedIOD Eq. 9: the ensembled outputs ``(B, C, ...)``.

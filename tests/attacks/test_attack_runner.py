@@ -22,7 +22,7 @@ from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.transcript import ObservedRelease
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.report import write_report
-from tests.attacks.runs import FEDAVG, FEDIOD, make_run
+from tests.support.runs import FEDAVG, FEDIOD, make_run
 
 QUICK = {
     "inversion": {"victims": 2, "attacks": ["idlg"]},

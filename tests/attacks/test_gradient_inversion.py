@@ -18,7 +18,7 @@ from fedstill.attacks.gradient_inversion import (
 from fedstill.attacks.gradient_matching import PixelRange
 from fedstill.attacks.transcript import ReplayedRun
 from fedstill.core.errors import ArgumentError
-from tests.attacks.runs import FEDAVG, FEDKD, SGD, replay
+from tests.support.runs import FEDAVG, FEDKD, SGD, replay
 
 ONE = GradientInversion(victims=2, attacks=("idlg",))
 LG, PER = {"name": "lg-fedavg", "rounds": 2}, {"name": "fedper", "rounds": 2}

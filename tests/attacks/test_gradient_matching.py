@@ -27,7 +27,7 @@ from fedstill.attacks.simulated_updates import ModelPart, ObservedUpdate, Schedu
 from fedstill.core.errors import ArgumentError
 from fedstill.data import Digits, load, make_data_config
 from fedstill.models import build
-from tests.attacks.runs import PACKS, make_release, needs_fashion
+from tests.support.runs import PACKS, make_release, needs_fashion
 
 DIGIT = (1, 8, 8)
 

@@ -13,7 +13,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.methods.standalone import Standalone
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.multi_label import MultiLabel
-from tests.runs.test_simulation import SHAPE, setting
+from tests.support.bright_rows import SHAPE, setting
 
 
 def labeled(*numbers: int) -> TensorData:

@@ -17,7 +17,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.data import load, make_data_config
 from fedstill.models import build
 from fedstill.models.extractor_head import split_model
-from tests.attacks.runs import PACKS, make_release, needs_fashion
+from tests.support.runs import PACKS, make_release, needs_fashion
 
 
 def fashion(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,7 +28,7 @@ from fedstill.node.local_training import predict
 from fedstill.protocol.secure_aggregation import SUM
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.reconstruction import ReconstructionConfig
-from tests.attacks.runs import FEDAVG, SGD, replay
+from tests.support.runs import FEDAVG, SGD, replay
 
 FEW = MembershipInference(shadows=8)
 HARD = {**SGD, "optimizer": "adam", "lr": 5e-3, "lr_end": 2e-3, "epochs": 50.0}  # learns 200 digits by heart

@@ -44,7 +44,7 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
-from tests.attacks.runs import predict_records
+from tests.support.runs import predict_records
 
 SEEDS = st.integers(0, 2**32)
 

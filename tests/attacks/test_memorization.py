@@ -44,7 +44,7 @@ from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
-from tests.run_settings import make_setting
+from tests.support.runs import make_setting
 
 PLAIN = Extractor("vectors", lambda x: x)
 

@@ -28,10 +28,10 @@ from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fediod import FedIOD
 from fedstill.models.module_utils import to_vector
 from fedstill.node.policy import PolicyConfig
-from tests import audited
-from tests.attacks.runs import FEDIOD, FEDKD, make_run
-from tests.audited import releases
-from tests.runs.test_simulation import setting
+from tests.support import audit_logs
+from tests.support.audit_logs import releases
+from tests.support.bright_rows import setting
+from tests.support.runs import FEDIOD, FEDKD, make_run
 
 PUBLIC = {"public": {"name": "held-out", "share": 0.3}}
 
@@ -67,7 +67,7 @@ def test_replay_uses_precision_of_run(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_replay_reports_different_audit_log(fediod: Path, tmp_path: Path) -> None:
     for name in ("config.toml", "result.json", "student.safetensors"):
         (tmp_path / name).write_bytes((fediod / name).read_bytes())
-    audited.write(tmp_path, releases(fediod)[:-1])
+    audit_logs.write(tmp_path, releases(fediod)[:-1])
     disagreement = replay(tmp_path)[2]
     assert disagreement is not None
     assert "in the audit log" in disagreement
@@ -164,7 +164,7 @@ def test_observed_releases_match_audit_log(method: Any, changes: dict[str, Any])
             observed[release.node, release.kinds[name]] += tensor.nbytes
     counted = experiment.audit.totals.bytes.items()
     audited = {(node, kind): n for (_, node, way, kind), n in counted if way == "up"}
-    assert observed.keys() == audited.keys()
+    assert observed.keys() == audit_logs.keys()
     if "link" not in changes:  # else in fewer bytes than they are observed in
         assert observed == audited
 

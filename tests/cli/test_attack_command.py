@@ -22,23 +22,23 @@ from fedstill.attacks.memorization import Memorization
 from fedstill.cli.attack import print_leakage, printed
 from fedstill.core.config_tables import changed_options_as_cli_words, read_received_dataclass
 from fedstill.core.errors import FedstillError
-from tests import leaked
-from tests.leaked import interval
+from tests.support import attack_results
+from tests.support.attack_results import interval
 
 Main = Callable[..., tuple[int, str, str]]
 
 
-LIRA = leaked.member_attack(
+LIRA = attack_results.member_attack(
     "LiRA", interval(0.614, 0.58, 0.64),
-    leaked.rate_record(0.01, interval(0.031, 0.0, 0.5)),
-    leaked.rate_record(0.001, interval(0.004, 0.0, 0.5), 0),
+    attack_results.rate_record(0.01, interval(0.031, 0.0, 0.5)),
+    attack_results.rate_record(0.001, interval(0.004, 0.0, 0.5), 0),
 )  # fmt: skip
 VGG = {
     "extractor": "VGG", "generated": 500, "dimensions": 64, "average": 27.2, "average_held_out": 25.7,
     "full_rank": True, "nodes": {"node-0": {"fid": 27.2, "kid": 0.1, "real": 9}}, "held_out": {},
 }  # fmt: skip
-COPIED = leaked.memorization(
-    leaked.space("pixels", p_value=0.0004, share=0.75, low=0.7, high=0.8, fresh=None),
+COPIED = attack_results.memorization(
+    attack_results.space("pixels", p_value=0.0004, share=0.75, low=0.7, high=0.8, fresh=None),
     distances=[VGG],
     scores={"images": 200, "adapted": 5.1, "student": 7.7, "nodes": {"node-0": 5.1}},
 )
@@ -46,11 +46,14 @@ FOUND: dict[str, Any] = {
     "sentence": "Parameters left the nodes. [b]One[/b] in three was found.",
     "audit": "node-0: 10 bytes of logits by the audit log, 12 observed",
     "skipped": [{"attack": "memorization", "reason": "the server made no images"}],
-    "attacks": leaked.attack_entries(
-        inversion=leaked.inversion(leaked.inversion_result("DLG", 31.25, 4.0)),
-        membership=[leaked.target("student", LIRA)],
+    "attacks": attack_results.attack_entries(
+        inversion=attack_results.inversion(attack_results.inversion_result("DLG", 31.25, 4.0)),
+        membership=[attack_results.target("student", LIRA)],
         memorization=COPIED,
-        counts=[leaked.counts_node("node-0", True), leaked.counts_node("node-1", False, 0.25)],
+        counts=[
+            attack_results.counts_node("node-0", True),
+            attack_results.counts_node("node-1", False, 0.25),
+        ],
     ),
 }
 

@@ -18,7 +18,7 @@ from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event
-from tests.audited import edit
+from tests.support.audit_logs import edit
 
 Capture = pytest.CaptureFixture[str]
 

@@ -30,7 +30,7 @@ from fedstill.report import write_report
 from fedstill.runs import offline, run, spec
 from fedstill.runs.presets import parse
 from fedstill.runs.simulation import build_simulation
-from tests.audited import edit, entries, releases
+from tests.support.audit_logs import edit, entries, releases
 
 pytest.importorskip("cryptography")
 

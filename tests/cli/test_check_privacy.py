@@ -11,7 +11,7 @@ import pytest
 from fedstill.cli.main import main
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event
-from tests.node.test_owner_privacy import charge, folder_of, stdout_of
+from tests.support.node_folders import charge, folder_of, stdout_of
 
 
 def test_check_names_groups_if_records_are_the_unit(

@@ -29,10 +29,9 @@ from fedstill.node.folder_log import SecurityEvents
 from fedstill.protocol.run_plan import describe
 from fedstill.report import page_server
 from fedstill.report.page_server import PageServer
-from tests.audited import edit
-from tests.node.test_node_service import PLAN
-from tests.report.test_report_page import Page, a_folder, a_result
-from tests.report.test_run_progress import HOSTILE, unfinished_run
+from tests.support.audit_logs import edit
+from tests.support.node_services import PLAN
+from tests.support.result_files import HOSTILE, Page, a_folder, a_result, unfinished_run
 
 Reply = tuple[int, Mapping[str, str], str]
 

@@ -38,8 +38,8 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, cost_to_dict
 from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import from_dict, load_toml
-from tests.node.test_node_service import FEDIOD as FEDIOD_OPTIONS
-from tests.node.test_node_service import Clinic
+from tests.support.node_services import FEDIOD as FEDIOD_OPTIONS
+from tests.support.node_services import Clinic
 
 TINY = """
 name = "tiny"

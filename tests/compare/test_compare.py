@@ -42,7 +42,7 @@ from fedstill.report.comparison_page import write_comparison
 from fedstill.report.comparison_records import summarize
 from fedstill.runs import run, spec
 from fedstill.runs.spec import PaperMetric, RunSpec
-from tests.forked import Command
+from tests.support.processes import Command
 
 QUICK: Mapping[str, Any] = {
     "split.nodes": 2,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from fedstill.core.cuda_graphs import (
     uses_global_rng,
 )
 from fedstill.core.dataset import TensorData
-from fedstill.federation.inprocess import InProcess, group_nodes
+from fedstill.federation.inprocess import InProcess
 from fedstill.methods._discriminators import Discriminators
 from fedstill.methods._input_generators import InputGenerator
 from fedstill.methods._replay_training import ReplayTraining
@@ -38,42 +37,14 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, set_lr
 from fedstill.protocol.queries import NodeSetting, Query
+from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
-from tests.methods.small_world import changed
+from tests.support.small_world import FakeCapture, changed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
 SHAPE, TASK = (1, 8, 8), Classification(3)
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-
-
-class FakeCapture:
-    """Captures a step by keeping the function. A replay runs it again and copies the outputs.
-
-    Capturing restores static buffers, as a CUDA graph leaves them unchanged.
-    """
-
-    def __init__(self, static_buffers: Callable[[], Iterator[torch.Tensor]]) -> None:
-        self.static_buffers, self.captures = static_buffers, 0
-
-    def warmup(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def __call__(self, step: Callable[[], Mapping[str, torch.Tensor]]) -> tuple[Any, Callable[[], None]]:
-        self.captures += 1
-        before = [tensor.detach().clone() for tensor in self.static_buffers()]
-        outputs = dict(step())
-        with torch.no_grad():
-            for tensor, saved in zip(self.static_buffers(), before, strict=True):
-                tensor.copy_(saved)
-
-        def replay() -> None:
-            with torch.enable_grad():
-                new = step()
-            for name, output in new.items():
-                outputs[name].detach().copy_(output.detach())
-
-        return outputs, replay
 
 
 class LinearTraining:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.table_schema import Schema, SchemaColumn, first_duplicate
+from fedstill.core.table_schema import SchemaColumn, TableSchema, first_duplicate
 
 AGE = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
 SEX = SchemaColumn(name="sex", type="category", categories=("f", "m"), missing=True)
@@ -15,13 +15,13 @@ ILL = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
 
 
 def test_features_follow_column_order_without_target() -> None:
-    schema = Schema("ill", (AGE, ILL, SEX))
+    schema = TableSchema("ill", (AGE, ILL, SEX))
     assert schema.feature_names == ("age", "age: missing", "sex: f", "sex: m", "sex: missing")
     assert [(column.name, span.start, span.stop) for column, span in schema.feature_slices()] == [
         ("age", 0, 2),
         ("sex", 2, 5),
     ]
-    assert Schema("age", (ILL, SchemaColumn(name="age", range=(0.0, 1.0)))).classes == ("age",)
+    assert TableSchema("age", (ILL, SchemaColumn(name="age", range=(0.0, 1.0)))).classes == ("age",)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_rejects_invalid_columns(options: dict[str, Any], message: str) -> None:
 )
 def test_rejects_invalid_schemas(target: str, columns: tuple[SchemaColumn, ...], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        Schema(target, columns)
+        TableSchema(target, columns)
 
 
 def test_duplicate_check_takes_linear_time() -> None:

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data import load, make_data_config
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.image_folders import find_image_files, read_class_folders
@@ -21,8 +21,8 @@ from fedstill.data.instance_images import InstanceImage, unit_and_owner_index
 from fedstill.data.new_data import EvaluationDataOptions, load_labeled, load_unlabeled
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.node_data import load_node_data as load_node
+from fedstill.data.partitioners import ByColumn
 from fedstill.data.raw_images import RawImages, raw_images_from_arrays
-from fedstill.data.splits import ByColumn
 from fedstill.data.table_data import encode_rows, read_cells
 from fedstill.data.table_data import read_table_folder as read_tables
 from fedstill.data.table_files import CsvColumns, read_finding_csv
@@ -167,9 +167,9 @@ def test_text_labels_are_matched_by_name(tmp_path: Path) -> None:
     assert read_labeled_texts(tmp_path / "t.csv").classes == tuple(map(str, range(1, 11)))
 
 
-def ward(*categories: str) -> Schema:
+def ward(*categories: str) -> TableSchema:
     age = SchemaColumn(name="age", range=(0.0, 100.0))
-    return Schema("ward", (age, SchemaColumn(name="ward", type="category", categories=categories)))
+    return TableSchema("ward", (age, SchemaColumn(name="ward", type="category", categories=categories)))
 
 
 def test_category_in_two_normal_forms_is_one_category() -> None:

@@ -15,7 +15,7 @@ import torch
 from fedstill.core.errors import DataError
 from fedstill.data import load, make_data_config
 from fedstill.data.nifti import read_volumes
-from fedstill.data.splits import SortedByColumn, split
+from fedstill.data.partitioners import SortedByColumn, split
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
 

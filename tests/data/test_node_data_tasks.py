@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError, MemoryLimitExceeded, UnknownInputFormatError
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data import make_data_config
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load as load_data
@@ -300,7 +300,7 @@ def test_group_numbers_do_not_depend_on_other_names(form: str, tmp_path: Path) -
             data, _ = load_node_data(config, tmp_path, CLASSES)
         else:
             ill = SchemaColumn(name="ill", type="category", categories=("0", "1"))
-            schema = Schema("ill", (SchemaColumn(name="age", range=(0.0, 9.0)), ill))
+            schema = TableSchema("ill", (SchemaColumn(name="age", range=(0.0, 9.0)), ill))
             lines = [f"{name},5,{n % 2}" for n, name in enumerate(who)]
             (tmp_path / "mine.csv").write_text("\n".join(["who,age,ill", *lines]))
             spec = DataSpec(TabularConfig(), ("0", "1"), (1,), (), (), schema=schema)

@@ -15,9 +15,9 @@ from PIL import Image
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import Digits, load, make_data_config
 from fedstill.data.loading import prepare_images
+from fedstill.data.partitioners import IID, split
 from fedstill.data.public import PublicConfig, load_public
 from fedstill.data.raw_images import RawImages
-from fedstill.data.splits import IID, split
 from fedstill.tasks import TASKS
 from fedstill.tasks.multi_label import MultiLabelConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig

@@ -17,8 +17,17 @@ from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig, load_node_data
+from fedstill.data.partitioners import (
+    IID,
+    SPLITS,
+    ByColumn,
+    Dirichlet,
+    Positives,
+    SplitConfig,
+    hide_labels,
+    split,
+)
 from fedstill.data.public import PublicConfig, hold_out
-from fedstill.data.splits import IID, SPLITS, ByColumn, Dirichlet, Positives, SplitConfig, hide_labels, split
 from fedstill.data.stratified_sampling import (
     hash_groups,
     limit_groups,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError, FedstillError, MemoryLimitExceeded
 from fedstill.core.seeds import torch_generator
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data import Dirichlet, make_data_config, node_data, split, table_files
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
@@ -264,7 +264,7 @@ def test_features_of_a_row_depend_on_that_row_only(
     some: list[tuple[float | None, str]], others: list[tuple[float | None, str]]
 ) -> None:
     columns = tuple(read_columns())
-    schema = Schema("ill", columns)
+    schema = TableSchema("ill", columns)
 
     def features(rows: list[tuple[float | None, str]]) -> torch.Tensor:
         cells = {
@@ -288,7 +288,7 @@ def read_columns() -> list[SchemaColumn]:
 
 def test_numeric_cells_match_integer_categories() -> None:
     cells = {"age": [1, float("nan")], "ward": [1.0, np.float64(2)], "ill": ["no", "yes"]}
-    data = encode_rows(cells, Schema("ill", tuple(read_columns())), "rows", str)
+    data = encode_rows(cells, TableSchema("ill", tuple(read_columns())), "rows", str)
     assert data.inputs[:, 1:].tolist() == [[0, 1, 0, 0], [1, 0, 1, 0]]
 
 
@@ -303,11 +303,11 @@ def test_numeric_cells_match_integer_categories() -> None:
 )
 def test_rejects_features_outside_the_schema(row: list[float], error_text: str) -> None:
     with pytest.raises(DataError, match=error_text):
-        check_features(torch.tensor([row]), Schema("ill", tuple(read_columns())), "public data")
+        check_features(torch.tensor([row]), TableSchema("ill", tuple(read_columns())), "public data")
 
 
 def test_sampled_rows_cover_the_schema() -> None:
-    schema = Schema("ill", tuple(read_columns()))
+    schema = TableSchema("ill", tuple(read_columns()))
     rows = sample_rows(schema, 500, torch_generator(0, "drawn"))
     check_features(rows, schema, "drawn")
     assert rows[:, 2:].sum(1).eq(1).all()
@@ -375,7 +375,7 @@ def test_rejects_specs_without_a_matching_schema(hospitals: Path) -> None:
     data = of(hospitals)
     spec = DataSpec.from_data(TASK, data)
     with pytest.raises(ArgumentError, match=r"spec\.schema"):
-        replace(spec, schema=Schema())
+        replace(spec, schema=TableSchema())
     with pytest.raises(ArgumentError, match=r"spec\.schema .*one of 6 features"):
         replace(spec, shape=(6,))
 

@@ -16,8 +16,8 @@ from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import DataConfig, UserFiles, make_data_config
 from fedstill.data.loading import load
+from fedstill.data.partitioners import Dirichlet, split
 from fedstill.data.public import PublicConfig, hold_out
-from fedstill.data.splits import Dirichlet, split
 from fedstill.data.text_data import encode_texts, read_labeled_texts, read_vocabulary, split_words
 from fedstill.tasks.classification import TextConfig
 

@@ -12,8 +12,8 @@ from fedstill.compare import comparison_runner
 from fedstill.compare.comparison import read_comparison
 from fedstill.core.registry import add_search_folders
 from fedstill.report import write_report
-from fedstill.report.result import RunFiles
-from tests.experiments.packs import PRESETS
+from fedstill.report.records import RunFiles
+from tests.support.packs import PRESETS
 
 BASE = """
 [base]

@@ -12,7 +12,7 @@ from fedstill.compare import comparison_runner
 from fedstill.compare.comparison import read_comparison
 from fedstill.core.registry import add_search_folders
 from fedstill.report import write_report
-from tests.experiments.packs import PRESETS
+from tests.support.packs import PRESETS
 
 PLAN = """
 seeds = 1

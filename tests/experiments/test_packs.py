@@ -21,7 +21,7 @@ from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.multi_label import MultiLabelConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
-from tests.experiments.packs import DATA, pack
+from tests.support.packs import DATA, pack
 
 INSTANCES = InstancesConfig()
 

@@ -13,8 +13,8 @@ from fedstill.compare.comparison import is_file_listing_methods, read_comparison
 from fedstill.core.toml import parse
 from fedstill.data.config import check_supports_task
 from fedstill.runs import presets, spec
-from tests.experiments.packs import PRESETS
-from tests.my_lab_package import Lab
+from tests.support.my_lab import Lab
+from tests.support.packs import PRESETS
 
 
 def preset(name: str) -> str:

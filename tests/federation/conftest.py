@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.federation.sites import Unbroken, small
+from tests.support.processes import Unbroken, small
 
 
 @pytest.fixture(scope="session")

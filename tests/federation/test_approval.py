@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedstill.node.audit_log import FILE
-from tests.audited import edit, entries, security_events
-from tests.federation.sites import Sites, sites, small
-from tests.forked import Command
+from tests.support.audit_logs import edit, entries, security_events
+from tests.support.processes import Command, Sites, sites, small
 
 pytestmark = pytest.mark.waits
 FEDKD = """

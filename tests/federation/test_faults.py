@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fedstill.runs.spec import RunSpec
-from tests.federation.sites import (
+from tests.support.processes import (
     FEDIOD,
     STEPS,
     Sites,

@@ -38,10 +38,9 @@ from fedstill.node.owner_folder import init_folder
 from fedstill.protocol.wire_format import unpack
 from fedstill.runs.flare_server import ServerProgram
 from fedstill.runs.spec import to_toml
-from tests.audited import edit, releases
-from tests.federation.sites import STEPS, Unbroken, audit_fields, report_time, small, until
-from tests.federation.test_remote import tiny
-from tests.forked import Command
+from tests.support.audit_logs import edit, releases
+from tests.support.links import tiny
+from tests.support.processes import STEPS, Command, Unbroken, audit_fields, report_time, small, until
 
 pytestmark = pytest.mark.waits
 SAME = (

@@ -21,7 +21,7 @@ from fedstill.protocol.messages import Message
 from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import SUM, SumWeighting, from_ring
 from fedstill.protocol.wire_format import Tensors
-from tests.node.test_secure_aggregation import Deployed, Party
+from tests.support.kits import Deployed, Party
 
 NAMES = ("n0", "n1", "n2", "n3", "n4")
 CLASSES = 2

@@ -31,7 +31,7 @@ from fedstill.node.replies import TrainingProgress
 from fedstill.node.session import Session
 from fedstill.protocol.run_plan import RunPlan, public_fingerprint
 from fedstill.tasks.classification import ClassificationConfig
-from tests.audited import entries, security_events
+from tests.support.audit_logs import entries, security_events
 
 pytest.importorskip("cryptography")
 

@@ -10,7 +10,7 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -18,124 +18,35 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fedstill.core.checkpoint import load_state
 from fedstill.core.compute import Compute
-from fedstill.core.config_tables import to_table
 from fedstill.core.errors import DataError, FedstillError, NodeFault, QueryRefused
-from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import RunWriter
 from fedstill.data.data_spec import DataSpec
 from fedstill.federation import remote, transport
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.remote import LinkCosts, Remote
-from fedstill.federation.transport import MAX_TEXT, Link, LinkError, parse_node_status, parse_release_cost
+from fedstill.federation.transport import MAX_TEXT, LinkError, parse_node_status, parse_release_cost
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.methods._server import Server
 from fedstill.models.module_utils import to_vector, weighted_mean
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
 from fedstill.node.audit_log import AuditLog
-from fedstill.node.node_service import NodeService
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan
 from fedstill.protocol.wire_format import pack, unpack
-from fedstill.runs import deployment
-from fedstill.runs.remote_run import RemoteRun
-from fedstill.runs.simulation import Simulation, build_simulation
-from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.tasks.classification import Classification, ClassificationConfig
-from tests.audited import total_charged
-from tests.loopback import Loopback
-from tests.methods.digits_world import config_of
+from tests.support.audit_logs import total_charged
+from tests.support.links import Away, Loopback, Serve, here, tiny
 
-Serve = Callable[[bytes], bytes]
 WAYS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{"rounds": 4, "participation": 0.67}],
     "fediod": [{"importance": "realness", "student_inputs": "fresh"}],
     "fedkd": [{"labeled": True, "levels": 0}],
     "dsfl": [{"cache_rounds": 1}],
 }
-NAMES = ("node-0", "node-1", "node-2")
-
-
-def tiny(
-    method: str,
-    options: Mapping[str, Any] | None = None,
-    privacy: Mapping[str, Any] | None = None,
-    **link: Any,
-) -> RunSpec:
-    chosen = config_of(method, **(options or {}))
-    needs = chosen.needs()
-    return from_dict(
-        {
-            "task": {"name": "tabular" if needs.table_rows else "classification"},
-            "data": {"name": "wine" if needs.table_rows else "digits"},
-            "split": {"nodes": 3},
-            "nodes": {
-                "models": ["mlp:8"],
-                "local": {"epochs": 1, "batch": 32, "lr": 5e-3},
-                "policy": {"outputs_only": False},
-                "privacy": dict(privacy or {}),
-            },
-            "student": {"model": "mlp:8"},
-            "public": {"name": "held-out"} if needs.public or needs.public_labels else {},
-            "evaluation": {"centralized": False, "samples": 2},
-            "engine": {"batching": "one-by-one"},
-            "method": to_table(chosen),
-            "link": link,
-        }
-    )
-
-
-class Live(RemoteRun):
-    """A run at the server, in a folder of its own."""
-
-    def __init__(self, config: RunSpec, link: Link, name: str, folder: Path) -> None:
-        super().__init__(config, link, name)
-        self.folder = folder
-
-    def run(self, out: Path | None = None, *, bars: ProgressBar | None = None) -> dict[str, Any]:
-        return super().run(self.folder if out is None else out, bars=bars)
-
-
-class Away:
-    """The same run over messages, every node a folder and a host of its own.
-
-    Args:
-        config: of the run.
-        folder: for the nodes and the server.
-        bend: what becomes of a node's replies on the way, by node.
-    """
-
-    def __init__(
-        self, config: RunSpec, folder: Path, bend: Mapping[str, Callable[[Serve], Serve]] | None = None
-    ) -> None:
-        self.config, self.folder = config, folder
-        deployment.write_nodes(config, build_simulation(config)[0], folder / "nodes")
-        self.hosts = {name: NodeService(folder / "nodes" / name) for name in NAMES}
-        serve = {name: host.serve for name, host in self.hosts.items()}
-        self.serve = {name: (bend or {}).get(name, lambda each: each)(each) for name, each in serve.items()}
-        (folder / "server").mkdir()
-
-    def live(self, link: Link | None = None) -> Live:
-        return Live(self.config, link or Loopback(self.serve), "one", self.folder / "server")
-
-    def same_nodes(self, experiment: Simulation) -> None:
-        """The nodes' networks are those of the same run in one process."""
-        checkpoint = load_state(self.folder / "server/state.safetensors")["checkpoint"]
-        for node in experiment.nodes:
-            path = self.folder / "nodes" / node.name / f"runs/one/checkpoint-{checkpoint}.safetensors"
-            modules = load_state(path)["node"]["modules"]
-            for role, module in node.modules.items():
-                for key, value in module.state_dict().items():
-                    assert torch.equal(modules[role][key], value), (node.name, role, key)
-
-
-def here(config: RunSpec) -> tuple[Simulation, dict[str, Any]]:
-    experiment, _ = build_simulation(config)
-    return experiment, experiment.run()
 
 
 # --- the same figures ---------------------------------------------------------------------------------

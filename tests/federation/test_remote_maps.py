@@ -17,10 +17,10 @@ from fedstill.models.module_utils import to_vector
 from fedstill.node.node_service import NodeService
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec, from_dict
-from tests.federation.test_remote import Away, here
-from tests.methods.map_world import blobs
-from tests.models.test_vgg import VGG16
-from tests.models.test_vgg import weights as vgg_weights
+from tests.support.links import Away, here
+from tests.support.map_world import blobs
+from tests.support.models import VGG16
+from tests.support.models import weights as vgg_weights
 
 METHODS: dict[str, dict[str, Any]] = {
     "fediod-maps": {"steps": 2, "pretrain": 1, "student": {"memory": 16, "steps": 1, "batch": 8}},

@@ -170,22 +170,22 @@ def gradients(*sizes: float) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def test_finds_oversized_gradients_only() -> None:
-    pulls = {name: {"logits": torch.ones(2, 2)} for name in "abc"}
+    output_gradients = {name: {"logits": torch.ones(2, 2)} for name in "abc"}
     # The limit is 100 x 100 times the others' median, which is 1.5.
-    assert list(oversized_gradient_faults(gradients(1, 2, 16e3), pulls, 100.0, "ask")) == ["c"]
-    assert oversized_gradient_faults(gradients(1, 2, 14e3), pulls, 100.0, "ask") == {}
-    assert oversized_gradient_faults(gradients(1, 1e-9, 2), pulls, 100.0, "ask") == {}
-    assert oversized_gradient_faults(gradients(0, 0, 2), pulls, 100.0, "ask") == {}
-    assert oversized_gradient_faults(gradients(1, 2, 1e30), pulls, float("inf"), "ask") == {}
+    assert list(oversized_gradient_faults(gradients(1, 2, 16e3), output_gradients, 100.0, "ask")) == ["c"]
+    assert oversized_gradient_faults(gradients(1, 2, 14e3), output_gradients, 100.0, "ask") == {}
+    assert oversized_gradient_faults(gradients(1, 1e-9, 2), output_gradients, 100.0, "ask") == {}
+    assert oversized_gradient_faults(gradients(0, 0, 2), output_gradients, 100.0, "ask") == {}
+    assert oversized_gradient_faults(gradients(1, 2, 1e30), output_gradients, float("inf"), "ask") == {}
     # Of whom more was asked, more may come.
-    pulls["c"] = {"logits": torch.full((2, 2), 1e5)}
-    assert oversized_gradient_faults(gradients(1, 2, 16e3), pulls, 100.0, "ask") == {}
+    output_gradients["c"] = {"logits": torch.full((2, 2), 1e5)}
+    assert oversized_gradient_faults(gradients(1, 2, 16e3), output_gradients, 100.0, "ask") == {}
     # Who was asked for nothing may say as much as the others, and no more.
-    pulls["c"] = {"logits": torch.zeros(2, 2)}
-    assert oversized_gradient_faults(gradients(1, 2, 3), pulls, 100.0, "ask") == {}
-    assert list(oversized_gradient_faults(gradients(1, 2, 1e30), pulls, 100.0, "ask")) == ["c"]
+    output_gradients["c"] = {"logits": torch.zeros(2, 2)}
+    assert oversized_gradient_faults(gradients(1, 2, 3), output_gradients, 100.0, "ask") == {}
+    assert list(oversized_gradient_faults(gradients(1, 2, 1e30), output_gradients, 100.0, "ask")) == ["c"]
     with pytest.raises(NodeFault, match="gradients of b") as caught:
-        oversized_gradient_faults(gradients(1, 1e30), pulls, 100.0, "ask")
+        oversized_gradient_faults(gradients(1, 1e30), output_gradients, 100.0, "ask")
     assert caught.value.node == "a, b"
 
 

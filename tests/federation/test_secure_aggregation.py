@@ -26,9 +26,8 @@ from fedstill.protocol.wire_format import pack, unpack
 from fedstill.runs import deployment
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec, to_toml
-from tests.federation.test_remote import Live, here, tiny
-from tests.kits import Authority
-from tests.loopback import Loopback
+from tests.support.kits import Authority
+from tests.support.links import Live, Loopback, here, tiny
 
 NAMES = ("node-0", "node-1", "node-2", "node-3")
 WAYS: dict[str, dict[str, Any]] = {

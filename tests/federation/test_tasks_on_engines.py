@@ -17,8 +17,8 @@ from fedstill.core.errors import FedstillError
 from fedstill.models.module_utils import to_vector
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec, from_dict
-from tests.federation.test_remote import Away, here
-from tests.methods.digits_world import config_of
+from tests.support.digits_world import config_of
+from tests.support.links import Away, here
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

@@ -28,8 +28,8 @@ from fedstill.protocol.wire_format import json_from_tensor, json_to_tensor, pack
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
 from fedstill.tasks.classification import Classification
-from tests.federation.test_remote import NAMES, Away, tiny
-from tests.settings import SETTING
+from tests.support.links import NAMES, Away, tiny
+from tests.support.small_world import SETTING
 
 WISH = PayloadKind("wish", "what is wanted", category="query")
 SOME = PayloadKind("some records", "as many as it has of one class", category="records")

@@ -23,7 +23,7 @@ from fedstill.protocol.method import Method, build_node_side
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS, SCHEDULE, PayloadKind
 from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.tasks.classification import Classification
-from tests.methods.small_world import make_nodes
+from tests.support.small_world import make_nodes
 
 SHARE = PayloadKind("share", "the released share of the outputs", category="query")
 

@@ -39,10 +39,10 @@ from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import ClassificationConfig
-from tests.audited import releases
-from tests.methods import digits_world
-from tests.methods.digits_world import CLASSES, LOCAL, SHAPE, config_of, public, some
-from tests.run_settings import node_data, node_models
+from tests.support import digits_world
+from tests.support.audit_logs import releases
+from tests.support.digits_world import CLASSES, LOCAL, SHAPE, config_of, public, some
+from tests.support.runs import node_data, node_models
 
 pytestmark = pytest.mark.usefixtures("steady_adam", "one_thread")
 

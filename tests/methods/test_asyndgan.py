@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from fedstill.core.errors import NodeFault
 from fedstill.federation.link_config import LinkConfig
 from fedstill.node.policy import PolicyConfig
-from tests.methods.map_world import (
+from tests.support.map_world import (
     ASYN,
     RECONSTRUCTION,
     TASK,
@@ -23,7 +23,7 @@ from tests.methods.map_world import (
     weights,
     world,
 )
-from tests.methods.small_world import change_responses, resumed
+from tests.support.small_world import change_responses, resumed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -36,7 +36,7 @@ def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
     sizes, gan, unlike = [5.0, 8.0, 11.0], torch.zeros(()), torch.zeros(())
     for k, node in enumerate(plain.nodes):
         number = 1 + 3 + k  # after the sizes and three nodes' maps
-        batch = source.sample(ASYN.batch, "w", 0, node.name, node=node.name)
+        batch = source.sample_batch(ASYN.batch, "w", 0, node.name, node=node.name)
         x = plain_generator.G(TASK.encode_maps(batch.maps))
         D, sampled = node.modules["critic"].train(), node.sample_batch(ASYN.batch, "critic", number)
         real = torch.cat([TASK.encode_maps(TASK.label_maps(sampled)), sampled.inputs], 1)
@@ -77,7 +77,7 @@ def test_the_student_learns_on_generated_images_and_their_maps() -> None:
     losses = [[each.server.step() for _ in range(3)][-1] for each in (one, turning)]
     for _ in range(2):
         plain.server.step()
-    batch = plain.server.state.generator.source.sample(ASYN.student.batch, "student", 0)
+    batch = plain.server.state.generator.source.sample_batch(ASYN.student.batch, "student", 0)
     with torch.no_grad():
         x = plain.server.state.generator.G(TASK.encode_maps(batch.maps))
     z = plain.server.student.train()(x)
@@ -102,7 +102,7 @@ def test_reconstructs_from_label_maps() -> None:
     losses = [[each.server.step() for _ in range(3)][-1] for each in (one, turning)]
     for _ in range(2):
         plain.server.step()
-    batch = plain.server.state.generator.source.sample(ASYN.student.batch, "student", 0)
+    batch = plain.server.state.generator.source.sample_batch(ASYN.student.batch, "student", 0)
     with torch.no_grad():
         x = plain.server.state.generator.G(RECONSTRUCTION.encode_maps(batch.maps))
         z = plain.server.student.train()(RECONSTRUCTION.observe(x))

@@ -24,8 +24,8 @@ from fedstill.models.module_utils import to_vector
 from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.protocol.local_config import LocalConfig
-from tests.methods import small_world
-from tests.methods.small_world import CLASSES, SEED, TASK, World, change_responses, made, make_nodes, run
+from tests.support import small_world
+from tests.support.small_world import CLASSES, SEED, TASK, World, change_responses, made, make_nodes, run
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

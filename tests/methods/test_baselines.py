@@ -30,9 +30,9 @@ from fedstill.protocol.run_plan import RunPlan
 from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
-from tests.audited import entries
-from tests.methods.small_world import same
-from tests.run_settings import make_setting, node_data, node_models
+from tests.support.audit_logs import entries
+from tests.support.runs import make_setting, node_data, node_models
+from tests.support.small_world import same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

@@ -20,13 +20,13 @@ from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods.co_boosting import CoBoosting
 from fedstill.methods.dense import DENSE
 from fedstill.models.interface import Interface
-from fedstill.models.normalization import outputs_and_batch_norm_loss
+from fedstill.models.norm_layers import outputs_and_batch_norm_loss
 from fedstill.models.predictors import Predictor
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
-from tests.methods import small_world
-from tests.methods.small_world import (
+from tests.support import small_world
+from tests.support.small_world import (
     CLASSES,
     SEED,
     SHAPE,

@@ -21,9 +21,9 @@ from fedstill.privacy.events import Event, total_cost
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.simulation import Simulation
-from tests.methods import digits_world, small_world
-from tests.methods.small_world import CLASSES, World, few, kinds_of, made, make_nodes, run, same
-from tests.privacies import make_mechanism
+from tests.support import digits_world, small_world
+from tests.support.privacy import make_mechanism
+from tests.support.small_world import CLASSES, World, few, kinds_of, made, make_nodes, run, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from fedstill.core.seeds import torch_generator
 from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods.co_dream import CoDream
-from fedstill.models.normalization import outputs_and_batch_norm_loss
+from fedstill.models.norm_layers import outputs_and_batch_norm_loss
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
-from tests.methods import small_world
-from tests.methods.small_world import SEED, SHAPE, World, disagreeing, made, make_nodes, same
+from tests.support import small_world
+from tests.support.small_world import SEED, SHAPE, World, disagreeing, made, make_nodes, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

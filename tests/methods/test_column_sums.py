@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QueryRefused
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data import table_data
 from fedstill.methods.column_sums import ColumnSums, compute_column_sums, schema_with_scales
 from fedstill.models import Linear
@@ -30,14 +30,14 @@ from fedstill.runs.build import Setting
 from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
-from tests.run_settings import make_setting
-from tests.settings import SETTING
+from tests.support.runs import make_setting
+from tests.support.small_world import SETTING
 
 AGE = SchemaColumn(name="age", range=(0.0, 200.0))
 DOSE = SchemaColumn(name="dose", range=(0.0, 8.0), missing=True)
 WARD = SchemaColumn(name="ward", type="category", categories=("a", "b"))
 ILL = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
-SCHEMA = Schema("ill", (AGE, WARD, DOSE, ILL))
+SCHEMA = TableSchema("ill", (AGE, WARD, DOSE, ILL))
 TASK = TASKS["tabular"]().make(2)
 CELLS = {
     "age": [50, 150, 100, 20],
@@ -47,11 +47,11 @@ CELLS = {
 }
 
 
-def rows(cells: dict[str, list[Any]], schema: Schema = SCHEMA) -> TensorData:
+def rows(cells: dict[str, list[Any]], schema: TableSchema = SCHEMA) -> TensorData:
     return table_data.encode_rows(cells, schema, "clinic", lambda row: f"row {row}")
 
 
-def column_sums_query(schema: Schema = SCHEMA) -> tuple[Query, Any]:
+def column_sums_query(schema: TableSchema = SCHEMA) -> tuple[Query, Any]:
     """The query, and its setting at a node."""
     at = SimpleNamespace(task=TASK, schema=schema, secure_aggregation=False)
     (query,) = ColumnSums().queries(at)
@@ -169,12 +169,12 @@ def test_column_sums_need_policy_by_name() -> None:
 def test_requires_schema() -> None:
     policy = PolicyConfig(kinds=("column sums",))
     with pytest.raises(ArgumentError, match="schema"):
-        Simulation(setting(policy, PARTS, schema=Schema()))
+        Simulation(setting(policy, PARTS, schema=TableSchema()))
 
 
 def test_long_sums_change_by_one_row_at_most() -> None:
     """In float32 a sum of three million would move by a quarter at a time."""
     x = torch.full((3_000_000, 1), 0.9)
-    schema = Schema("ill", (AGE, ILL))
+    schema = TableSchema("ill", (AGE, ILL))
     with_one, without = compute_column_sums(x, schema), compute_column_sums(x[1:], schema)
     assert (with_one - without).abs().max().item() == pytest.approx(1.0, abs=1e-6)

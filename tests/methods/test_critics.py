@@ -25,8 +25,8 @@ from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.classification import TabularClassification
-from tests.methods.map_world import ASYN, FIOD, RECONSTRUCTION, SHAPE, TASK, sent_order, vgg, view, world
-from tests.methods.small_world import changed
+from tests.support.map_world import ASYN, FIOD, RECONSTRUCTION, SHAPE, TASK, sent_order, vgg, view, world
+from tests.support.small_world import changed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

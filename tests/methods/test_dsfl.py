@@ -13,8 +13,8 @@ import torch
 from fedstill.methods.dsfl import DSFL
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
-from tests.methods import small_world
-from tests.methods.small_world import (
+from tests.support import small_world
+from tests.support.small_world import (
     CLASSES,
     TASK,
     World,

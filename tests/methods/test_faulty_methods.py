@@ -19,8 +19,8 @@ from fedstill.node.node_group import NodeGroup
 from fedstill.node.request_handler import RequestHandler
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
-from tests.methods.small_world import make_nodes
-from tests.test_api import SHAPE, few
+from tests.support.bright_rows import SHAPE, few
+from tests.support.small_world import make_nodes
 
 CALLS: list[str] = []  # nodes that computed
 SOUND = {

@@ -43,8 +43,8 @@ from fedstill.node.node_view import NodeTrainStep, NodeView
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.queries import NodeSetting
-from tests.methods import small_world
-from tests.methods.small_world import CLASSES, SEED, TASK, World, in_training, made, make_nodes, same_slopes
+from tests.support import small_world
+from tests.support.small_world import CLASSES, SEED, TASK, World, in_training, made, make_nodes, same_slopes
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

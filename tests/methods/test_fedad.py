@@ -30,8 +30,8 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.reconstruction import Reconstruction
-from tests.methods import small_world
-from tests.methods.small_world import SEED, SHAPE, World, make_nodes, resumed, run
+from tests.support import small_world
+from tests.support.small_world import SEED, SHAPE, World, make_nodes, resumed, run
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

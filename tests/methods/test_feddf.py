@@ -23,8 +23,8 @@ from fedstill.models.module_utils import load_vector, to_vector
 from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.protocol.local_config import LocalConfig, Span
-from tests.methods import small_world
-from tests.methods.small_world import (
+from tests.support import small_world
+from tests.support.small_world import (
     CLASSES,
     SEED,
     TASK,

@@ -30,18 +30,8 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.local_config import LocalConfig
-from tests.methods import small_world
-from tests.methods.small_world import (
-    CLASSES,
-    SEED,
-    SHAPE,
-    World,
-    changed,
-    disagreeing,
-    few,
-    made,
-    make_nodes,
-)
+from tests.support import small_world
+from tests.support.small_world import CLASSES, SEED, SHAPE, World, changed, disagreeing, few, made, make_nodes
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

@@ -20,7 +20,7 @@ from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models.vgg import perceptual_loss
 from fedstill.protocol.needs import unmet_need
 from fedstill.tasks.classification import Classification
-from tests.methods.map_world import (
+from tests.support.map_world import (
     FIOD,
     RECONSTRUCTION,
     SHAPE,
@@ -32,7 +32,7 @@ from tests.methods.map_world import (
     weights,
     world,
 )
-from tests.methods.small_world import SEED, change_responses, changed, resumed
+from tests.support.small_world import SEED, change_responses, changed, resumed
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -55,7 +55,7 @@ def test_gradient_of_the_generator_equals_plain_autograd(augment: Any) -> None:
     G, S = plain.server.state.generator.G, plain.server.student.eval()
     source = plain.server.state.generator.source
     source.load_state_dict(one.server.state.generator.source.state_dict(), torch.device("cpu"))
-    batch = source.sample(config.batch, "w", 0)
+    batch = source.sample_batch(config.batch, "w", 0)
     x = G(TASK.encode_maps(batch.maps))
     sizes = [float(len(node.data)) for node in plain.nodes]
     pi = torch.tensor(sizes) / sum(sizes)

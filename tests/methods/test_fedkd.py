@@ -25,9 +25,9 @@ from fedstill.node.protection import protect
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
-from tests.audited import total_charged
-from tests.methods import small_world
-from tests.methods.small_world import (
+from tests.support import small_world
+from tests.support.audit_logs import total_charged
+from tests.support.small_world import (
     CLASSES,
     SEED,
     SHAPE,

@@ -16,8 +16,8 @@ from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, Span
-from tests.methods import small_world
-from tests.methods.small_world import CLASSES, TASK, World, few, made, make_nodes, public_data, run, same
+from tests.support import small_world
+from tests.support.small_world import CLASSES, TASK, World, few, made, make_nodes, public_data, run, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

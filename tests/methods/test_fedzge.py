@@ -24,8 +24,8 @@ from fedstill.models.interface import Interface
 from fedstill.models.predictors import Predictor
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
-from tests.methods import small_world
-from tests.methods.small_world import CLASSES, SEED, SHAPE, World, disagreeing, made, make_nodes, same
+from tests.support import small_world
+from tests.support.small_world import CLASSES, SEED, SHAPE, World, disagreeing, made, make_nodes, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

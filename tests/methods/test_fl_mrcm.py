@@ -26,8 +26,8 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.reconstruction import Reconstruction
-from tests.methods import small_world
-from tests.methods.small_world import SHAPE, World, change_responses, make_nodes, run, same
+from tests.support import small_world
+from tests.support.small_world import SHAPE, World, change_responses, make_nodes, run, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

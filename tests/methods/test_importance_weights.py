@@ -13,8 +13,8 @@ from fedstill.methods._discriminators import Discriminators
 from fedstill.methods._importance_weights import importance_weights
 from fedstill.methods.fediod import FedIOD
 from fedstill.protocol.local_config import LocalConfig
-from tests.methods import small_world
-from tests.methods.small_world import made, make_nodes
+from tests.support import small_world
+from tests.support.small_world import made, make_nodes
 
 SIZES = (30, 10, 20)
 OWN = [Normal(-1.0, 0.5), Normal(0.5, 1.0), Normal(2.0, 0.7)]  # what each node's data are like

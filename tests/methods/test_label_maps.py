@@ -17,8 +17,8 @@ from fedstill.methods._server import Server
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
-from tests.methods.map_world import TASK, World, blobs, sent_order, up, world
-from tests.methods.small_world import change_responses
+from tests.support.map_world import TASK, World, blobs, sent_order, up, world
+from tests.support.small_world import change_responses
 
 
 def at(one: World, **changes: Any) -> Server:
@@ -52,7 +52,7 @@ def test_each_node_sends_its_maps_in_its_own_order() -> None:
 def test_samples_carry_owner_row_and_pose(augment: Any) -> None:
     one = world()
     maps = gathered(one, augment=augment)
-    batch = maps.sample(60, "w", 3)
+    batch = maps.sample_batch(60, "w", 3)
     by_name = {owner_id(node.name): node for node in one.nodes}
     for sampled, (owner, row, pose) in zip(batch.maps, batch.source.tolist(), strict=True):
         node = by_name[owner]
@@ -61,19 +61,19 @@ def test_samples_carry_owner_row_and_pose(augment: Any) -> None:
         assert torch.equal(sampled, torch.rot90(real, pose // 2, (0, 1)))
     assert set(batch.source[:, 2].tolist()) == set(range({"none": 1, "mirror": 2, "turn": 8}[augment]))
     assert torch.equal(batch.generator_input, TASK.encode_maps(batch.maps))
-    again, other = maps.sample(60, "w", 3), maps.sample(60, "w", 4)
+    again, other = maps.sample_batch(60, "w", 3), maps.sample_batch(60, "w", 4)
     assert torch.equal(again.maps, batch.maps)
     assert not torch.equal(other.maps, batch.maps)
-    mine = maps.sample(20, "w", node="n1")
+    mine = maps.sample_batch(20, "w", node="n1")
     assert set(mine.source[:, 0].tolist()) == {owner_id("n1")}
 
 
 def test_sampled_maps_need_no_query() -> None:
     one = world(generator={"conditions": "drawn"})
     maps = gathered(one, conditions="drawn")
-    assert maps.sample(3, "w").generator_input.shape == (3, 3, 16, 16)
+    assert maps.sample_batch(3, "w").generator_input.shape == (3, 3, 16, 16)
     assert up(one) == {}
-    assert maps.sample(3, "w").source[:, 0].tolist() == [-1] * 3
+    assert maps.sample_batch(3, "w").source[:, 0].tolist() == [-1] * 3
 
 
 def test_public_maps_are_those_of_public_labels() -> None:
@@ -161,4 +161,4 @@ def test_fetched_maps_are_saved() -> None:
     other = MapSource(MapGenerator(), one.server)
     assert not other.is_ready
     other.load_state_dict(maps.state_dict(), torch.device("cpu"))
-    assert torch.equal(other.sample(9, "w").maps, maps.sample(9, "w").maps)
+    assert torch.equal(other.sample_batch(9, "w").maps, maps.sample_batch(9, "w").maps)

@@ -22,10 +22,10 @@ from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
-from tests.audited import total_charged
-from tests.methods import digits_world
-from tests.methods.digits_world import SIZES
-from tests.privacies import make_mechanism
+from tests.support import digits_world
+from tests.support.audit_logs import total_charged
+from tests.support.digits_world import SIZES
+from tests.support.privacy import make_mechanism
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

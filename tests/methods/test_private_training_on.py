@@ -14,7 +14,7 @@ from fedstill.core.errors import QueryRefused
 from fedstill.methods import Method, NodeSetting, NodeView, Query, Server, payload_kinds
 from fedstill.models.module_utils import to_vector
 from fedstill.privacy.config import DPTrainingConfig
-from tests.test_api import blobs, few
+from tests.support.bright_rows import bright_rows, few
 
 
 def fit(node: NodeView, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -100,7 +100,7 @@ class Trains(Method):
 
 def run(how: str, private: bool = True, warm_up: bool = False) -> list[bool]:
     """Return for each node whether its model has changed."""
-    changes: dict[str, Any] = {"public": blobs(20, 5)[0], "method": Trains(how=how, warm_up=warm_up)}
+    changes: dict[str, Any] = {"public": bright_rows(20, 5)[0], "method": Trains(how=how, warm_up=warm_up)}
     if private:
         training = DPTrainingConfig(noise=1.0)
         changes["privacies"] = [fedstill.DPSGD(training=training, delta=1e-5)] * 2

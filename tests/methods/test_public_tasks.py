@@ -35,7 +35,7 @@ from fedstill.protocol.method import method_name
 from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import Task
-from tests.run_settings import make_setting, node_data, node_models
+from tests.support.runs import make_setting, node_data, node_models
 
 SIDE, LENGTH, WORDS, SEED = 8, 6, 9, 3
 LOCAL = LocalConfig(epochs=2, batch=8)

@@ -37,9 +37,9 @@ from fedstill.protocol.method import METHODS, Method
 from fedstill.protocol.queries import NodeSetting, placeholder_public
 from fedstill.protocol.secure_aggregation import SUM
 from fedstill.tasks.classification import Classification
-from tests.methods import small_world
-from tests.methods.small_world import CLASSES, World, disagreeing, made, make_nodes, public_data, run
-from tests.unknowns import free_directions
+from tests.support import small_world
+from tests.support.privacy import free_directions
+from tests.support.small_world import CLASSES, World, disagreeing, made, make_nodes, public_data, run
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from fedstill import models
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError, PredictorError
-from fedstill.core.table_schema import NO_SCHEMA, Schema, SchemaColumn
+from fedstill.core.table_schema import NO_SCHEMA, SchemaColumn, TableSchema
 from fedstill.models import custom_model, predictors
 from fedstill.models.class_map import ClassMap
 from fedstill.models.interface import Interface
@@ -29,7 +29,7 @@ from fedstill.models.model_config import CustomModel, ModelConfig, read_model_co
 from fedstill.models.predictors import Endpoint
 from fedstill.node.refusals import public_text
 from fedstill.tasks import TASKS
-from tests.predictors import serving, write_onnx
+from tests.support.models import serving, write_onnx
 
 AGE = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
 WARD = SchemaColumn(name="ward", type="category", categories=("a", "b", "c"))
@@ -43,7 +43,7 @@ X, Y = RNG.normal(size=(60, 5)).astype(np.float32), RNG.integers(0, 2, 60)
 
 def table(target: SchemaColumn = ILL, schema: bool = True) -> Interface:
     task = TASKS["tabular" if target.categories else "regression"]()
-    columns = Schema(target.name, (AGE, WARD, target))
+    columns = TableSchema(target.name, (AGE, WARD, target))
     classes = columns.classes
     return Interface(task.make(classes), classes, (5,), schema=columns if schema else NO_SCHEMA)
 

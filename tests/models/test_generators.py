@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data.table_data import check_features
 from fedstill.models import build
 from fedstill.models.extractor_head import count_features, split_model
@@ -101,7 +101,7 @@ def test_feature_generator_stays_in_float32_under_autocast(training: bool) -> No
     assert f.dtype == torch.float32
 
 
-SCHEMA = Schema(
+SCHEMA = TableSchema(
     "ill",
     (
         SchemaColumn(name="age", range=(0.0, 100.0), missing=True),

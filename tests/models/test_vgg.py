@@ -12,20 +12,9 @@ from safetensors.torch import save_file
 
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.models.vgg import IMAGENET_MEAN, IMAGENET_STD, load_vgg, perceptual_loss
+from tests.support.models import VGG16, weights
 
-VGG16 = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)
 VGG19 = (0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34)
-
-
-def weights(indices: Sequence[int], seed: int = 0) -> dict[str, torch.Tensor]:
-    """A tiny network in the form of a published one: 2 channels, then 3, 4, ..."""
-    generator, channels, tensors = torch.Generator().manual_seed(seed), 3, {}
-    for position, index in enumerate(indices):
-        wide = 2 + position % 4
-        tensors[f"features.{index}.weight"] = torch.randn(wide, channels, 3, 3, generator=generator)
-        tensors[f"features.{index}.bias"] = torch.randn(wide, generator=generator)
-        channels = wide
-    return {**tensors, "classifier.0.weight": torch.zeros(4, 4)}
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.table_data import schema_text
@@ -26,8 +26,8 @@ from fedstill.node.audit_log import FILE
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.run_plan import RunPlan, describe
 from fedstill.tasks.regression import RegressionConfig
-from tests.audited import edit, entries, security_events
-from tests.node.test_node_service import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic
+from tests.support.audit_logs import edit, entries, security_events
+from tests.support.node_services import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic
 
 EACH, LISTED = 'approve = "each run"\n', 'approve = "listed"\n'
 KNOWN, OTHER = "6668 7aad f862 bd77 6c8f c18b 8e9f 8e20", "0" * 32
@@ -198,7 +198,7 @@ def test_request_names_classes(tmp_path: Path) -> None:
 
 
 AGE, ILL = SchemaColumn(name="age", range=(0.0, 120.0)), SchemaColumn(name="ill", range=(0.0, 1.0))
-SCHEMA = Schema("ill", (AGE, ILL))
+SCHEMA = TableSchema("ill", (AGE, ILL))
 
 
 def ward(folder: Path, data: str = 'schema = "ours.toml"\n') -> Clinic:
@@ -212,11 +212,11 @@ def ward(folder: Path, data: str = 'schema = "ours.toml"\n') -> Clinic:
     return clinic
 
 
-def table_plan(schema: Schema) -> RunPlan:
+def table_plan(schema: TableSchema) -> RunPlan:
     return replace(PLAN, spec=DataSpec.from_schema(RegressionConfig(), schema))
 
 
-def aged(*range: float) -> Schema:
+def aged(*range: float) -> TableSchema:
     return replace(SCHEMA, columns=(replace(AGE, range=range), ILL))
 
 

@@ -24,8 +24,8 @@ from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.node import audit_database, audit_log
 from fedstill.node.audit_entries import Entry
 from fedstill.node.audit_log import AuditError, AuditLog, AuditLogHead, Spending
-from tests.audited import edit
-from tests.forked import FORKING
+from tests.support.audit_logs import edit, entry, fill, head
+from tests.support.processes import FORKING
 
 EVENTS = ["gaussian(1.1)", "laplace(10.0)", "pure(2.0)"]
 
@@ -34,37 +34,9 @@ class Refused(FedstillError):
     """A budget's word."""
 
 
-def entry(number: int = 0, **other: Any) -> Entry:
-    line: dict[str, Any] = {
-        "run": "first",
-        "payer": other.get("node", "clinic"),
-        "node": "clinic",
-        "query": "predict_logits",
-        "part": "response",
-        "content_hash": "c0",
-        "history_hash": "a0",
-        "queries": 1,
-        "up": {"logits": 40, "critic": 4},
-        "rule": "Laplace noise of scale 10",
-        "cost": {"laplace(10.0)": 2, "gaussian(1.1)": 1},
-        **other,
-    }
-    return Entry(number=number, **line)
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "audit.sqlite"
-
-
-def fill(path: Path, rows: int, start: int = 0) -> None:
-    with closing(AuditLog(path, durable=False)) as audit:
-        for number in range(start, start + rows):
-            assert audit.charge(entry(number))
-
-
-def head(path: Path) -> Path:
-    return path.with_name(path.name + ".head")
 
 
 def copy(path: Path, to: Path) -> Path:

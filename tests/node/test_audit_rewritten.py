@@ -13,8 +13,7 @@ import pytest
 from fedstill.core.errors import ArgumentError
 from fedstill.core.hashing import chain_hash
 from fedstill.node.audit_log import AuditError, AuditLog, Spending
-from tests.audited import edit
-from tests.node.test_audit_log import entry, fill, head
+from tests.support.audit_logs import edit, entry, fill, head
 
 
 @pytest.fixture

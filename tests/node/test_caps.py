@@ -29,8 +29,8 @@ from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan, public_fingerprint, public_tensors
 from fedstill.protocol.wire_format import HEADER, METADATA, WireConfig, decode_header, pack
-from tests.forked import FORKING
-from tests.node.test_node_service import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
+from tests.support.node_services import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
+from tests.support.processes import FORKING
 
 GIB = 2**30
 # At a join it is not said what of a run is too large: that would tell how many records there are.

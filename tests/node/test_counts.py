@@ -19,8 +19,7 @@ from fedstill.privacy.noise import seeded_sampler
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting, NodeSide
 from fedstill.tasks import Task
-from tests.methods.counting_queries import count_labels, count_samples
-from tests.settings import SETTING
+from tests.support.small_world import SETTING, count_labels, count_samples
 
 SIDE, SCALE = 8, 5.0
 TASKS: tuple[str, ...] = (

@@ -16,7 +16,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.node import session
 from fedstill.node.run_folder import SALT, TRAINING_STATE
 from fedstill.protocol.run_plan import PLAN_FILE
-from tests.node.test_node_service import PLAN, PRIVATELY, WIDE, Clinic, labels_of
+from tests.support.node_services import PLAN, PRIVATELY, WIDE, Clinic, labels_of
 
 HIDDEN = "its data or model failed: see its log"
 

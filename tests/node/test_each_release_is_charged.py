@@ -24,8 +24,7 @@ from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import NoPrivacy
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict
 from fedstill.protocol.run_plan import describe, public_fingerprint, public_tensors
-from tests.node.judging import NAME, POLICY
-from tests.node.test_node_service import FEDIOD, PLAN, B, Clinic, image, same
+from tests.support.node_services import FEDIOD, JUDGING, JUDGING_POLICY, PLAN, B, Clinic, image, same
 
 PRIVATE = """
 [privacy]
@@ -36,7 +35,7 @@ noise = 2.0
 noise = 2.0
 """
 STEP = Event("gaussian", 2.0, rate=B / 40)  # of a critic, on 4 of 40 records
-JUDGES = replace(PLAN, method={**FEDIOD, "name": NAME})  # critics alone are asked, too
+JUDGES = replace(PLAN, method={**FEDIOD, "name": JUDGING})  # critics alone are asked, too
 ORDINARY = dp_training.clipped_sum_and_loss
 
 
@@ -61,7 +60,7 @@ def released(clinic: Clinic) -> int:
 
 @pytest.mark.parametrize("query", ["predict_logits", "score_with_critic"])
 def test_query_with_another_number_changes_history(tmp_path: Path, query: str) -> None:
-    clinic = Clinic(tmp_path / "clinic", POLICY + PRIVATE, JUDGES).ready()
+    clinic = Clinic(tmp_path / "clinic", JUDGING_POLICY + PRIVATE, JUDGES).ready()
     releases: set[bytes] = set()
     for number in range(1, 5):
         clinic.say("load_checkpoint", checkpoint=0)

@@ -23,8 +23,8 @@ from fedstill.node.node_service import NodeService
 from fedstill.runs.offline import build_offline_queries
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.spec import read_toml
-from tests.forked import FORKING
-from tests.loopback import Loopback
+from tests.support.links import Loopback
+from tests.support.processes import FORKING
 
 RUN = """
 [data]

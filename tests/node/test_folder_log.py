@@ -15,8 +15,8 @@ from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import NODE_DATA, SECURITY_EVENTS, Entry, parse_entry_fields
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.folder_log import SecurityEvents, read_security_events
-from tests.audited import edit, entries
-from tests.audited import security_events as events_in
+from tests.support.audit_logs import edit, entries
+from tests.support.audit_logs import security_events as events_in
 
 Main = Callable[..., tuple[int, str, str]]
 

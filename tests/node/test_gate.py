@@ -19,7 +19,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.node.replies import ReleaseCost
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.node.run_mechanism import PrivacyMechanism
-from fedstill.privacy.config import GradientsConfig, NoPrivacy
+from fedstill.privacy.config import GradientsConfig
 from fedstill.privacy.events import CostBreakdown, Event, PrivacyCost
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
@@ -27,16 +27,10 @@ from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS, LABEL_MAPS, PARAM
 from fedstill.protocol.queries import NodeSide, Query, QueryDetails
 from fedstill.protocol.run_plan import RunDescription
 from fedstill.tasks.classification import Classification
-from tests.audited import entries, total_charged
-from tests.settings import SETTING
+from tests.support.audit_logs import entries, total_charged
+from tests.support.node_services import QUERY, Journal
+from tests.support.small_world import SETTING
 
-QUERY = Query(
-    lambda node: {},
-    sends={"x": "inputs"},
-    releases={"logits": "logits", "critic": "critic"},
-    differentiable=("x",),
-    name="predict_logits",
-)
 UPLOAD = Query(lambda node: {}, releases={"logits": "logits", "weights": PARAMETERS}, name="upload")
 ANSWER = {"logits": torch.ones(2, 3), "critic": torch.ones(4, dtype=torch.float64)}  # 24 and 32 bytes
 
@@ -58,66 +52,6 @@ def release(
     sent: Mapping[str, torch.Tensor] | None = None,
 ) -> Mapping[str, torch.Tensor]:
     return door.release(what or received_query(), part, tensors, query, sent or {})
-
-
-class Journal:
-    """A mechanism that writes down what is called, in order."""
-
-    node, name, text, setup_hash, salt = "clinic", "journal", "written down", "b", ""
-    pays, training, unit = "logits", "training", "a record"
-    noise_levels: Mapping[str, float] = {}
-    config = NoPrivacy()
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.before: CostBreakdown = {"training": PrivacyCost()}
-        self.learned: CostBreakdown = {}
-        self.side = NodeSide({"predict_logits": QUERY}, SETTING)
-
-    def rule(self, query: Query, name: str) -> Any:
-        return self
-
-    def keyed_hash(self, text: str) -> str:
-        return text
-
-    def describe_rule(self, *given: Any) -> str:
-        return self.text
-
-    def noise_sampler(self, *names: str | int) -> Any:
-        return None
-
-    def bound(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.calls.append("bound")
-        return tensor.clamp(max=0.5)
-
-    def noise(self, tensor: torch.Tensor, draws: Any) -> torch.Tensor:
-        self.calls.append("noise")
-        return tensor + 1
-
-    def require_declared_width(self, *given: Any) -> None:
-        pass
-
-    def release_costs(self, *given: Any) -> CostBreakdown:
-        self.calls.append("price")
-        return {"logits": PrivacyCost({Event("laplace", 4.0): 2})}
-
-    def charged_steps_by_role(self, *given: Any) -> dict[str, Any]:
-        return {}
-
-    def expected_shapes(self, *given: Any) -> dict[str, Any]:
-        return {"response": {}}
-
-    def query_costs(self, *given: Any) -> CostBreakdown:
-        return {}
-
-    def training_costs(self, *given: Any) -> CostBreakdown:
-        return self.learned
-
-    def initial_training_costs(self) -> CostBreakdown:
-        return self.before
-
-    def run_costs(self) -> CostBreakdown:
-        return {}
 
 
 class Watched(AuditLog):

@@ -28,10 +28,10 @@ from fedstill.protocol.queries import NodeSide
 from fedstill.protocol.run_plan import PLAN_FILE, RunPlan, public_fingerprint, public_tensors
 from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
-from tests.audited import security_events
-from tests.node import test_node_service
-from tests.node.test_node_service import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
-from tests.settings import SETTING
+from tests.support import node_services
+from tests.support.audit_logs import security_events
+from tests.support.node_services import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
+from tests.support.small_world import SETTING
 
 
 def test_reordered_queries_are_charged_and_logged(tmp_path: Path) -> None:
@@ -514,7 +514,7 @@ def test_overflowing_predictor_gives_noise_and_is_charged(
 ) -> None:
     """By which scale of an input it does, its weights could be read, a refusal at a time."""
     own = 'name = "own:make"\noutput_format = "logits"\ntrain = false'
-    monkeypatch.setattr(test_node_service, "NODE", NODE.replace('name = "mlp:8"', own))
+    monkeypatch.setattr(node_services, "NODE", NODE.replace('name = "mlp:8"', own))
     (tmp_path / "clinic").mkdir()
     (tmp_path / "clinic" / "own.py").write_text(ESTIMATOR)
     method = {"name": "fedzge", "weights": "equal", "ensemble": "logits", "steps": 3, "batch": 1}

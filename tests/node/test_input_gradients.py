@@ -34,9 +34,9 @@ from fedstill.protocol.secure_aggregation import (
 )
 from fedstill.protocol.wire_format import Tensors, pack, unpack
 from fedstill.tasks.classification import Classification
-from tests.node.test_node_service import CLASSES, MAP, B, Clinic
-from tests.node.test_node_service import gradients as valid_gradients
-from tests.node.test_secure_aggregation import Party
+from tests.support.kits import Party
+from tests.support.node_services import CLASSES, MAP, B, Clinic
+from tests.support.node_services import gradients as valid_gradients
 
 NAMES = ("a", "b", "c")
 SETTING = NodeSetting(Classification(2), LocalConfig(), Compute())
@@ -115,8 +115,8 @@ def test_summed_gradients_are_weighted_in_process(how: SumWeighting) -> None:
         set_counts(SumEncoder(node.gate), node.name)
     handler = RequestHandler(NodeGroup(nodes), build_node_side(how), Compute())
     handler.respond("predict_logits", 0, {"x": torch.tensor([[3.0, -1.0]])}, True)
-    pulls = {name: {"logits": SLOPES} for name in NAMES}
-    parts = list(handler.backward(0, pulls).values())
+    output_gradients = {name: {"logits": SLOPES} for name in NAMES}
+    parts = list(handler.backward(0, output_gradients).values())
     assert from_ring(add_contributions(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
 
 
@@ -143,32 +143,32 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Clinic:
     return node
 
 
-def fits(pull: Mapping[str, torch.Tensor]) -> bool:
+def fits(node_gradients: Mapping[str, torch.Tensor]) -> bool:
     shapes = {"logits": (B, CLASSES), "critic": (B, *MAP)}
-    return bool(pull) and all(
+    return bool(node_gradients) and all(
         shapes.get(name) == tuple(tensor.shape) and tensor.dtype == torch.float32
-        for name, tensor in pull.items()
+        for name, tensor in node_gradients.items()
     )
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(pull=PULLS)
-def test_malformed_gradients_are_refused(pull: dict[str, torch.Tensor], clinic: Clinic) -> None:
-    if fits(pull) or any(name.endswith(":scale") for name in pull):
+@given(node_gradients=PULLS)
+def test_malformed_gradients_are_refused(node_gradients: dict[str, torch.Tensor], clinic: Clinic) -> None:
+    if fits(node_gradients) or any(name.endswith(":scale") for name in node_gradients):
         return
     header = {"operation": "compute_gradients", "run": "one", "number": 0, "query": "gradient"}
-    reply, released = unpack(clinic.host.serve(pack(header, pull)))
+    reply, released = unpack(clinic.host.serve(pack(header, node_gradients)))
     assert reply["error"]["kind"] == "QueryRefused"
     assert not released
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(pull=PULLS)
-def test_malformed_scales_raise_typed_errors(pull: dict[str, torch.Tensor], clinic: Clinic) -> None:
+@given(node_gradients=PULLS)
+def test_malformed_scales_raise_typed_errors(node_gradients: dict[str, torch.Tensor], clinic: Clinic) -> None:
     header = {"operation": "compute_gradients", "run": "one", "number": 0, "query": "gradient"}
-    if fits({name: tensor for name, tensor in pull.items() if not name.endswith(":scale")}):
+    if fits({name: tensor for name, tensor in node_gradients.items() if not name.endswith(":scale")}):
         return
-    reply, _ = unpack(clinic.host.serve(pack(header, pull)))
+    reply, _ = unpack(clinic.host.serve(pack(header, node_gradients)))
     assert reply["error"]["kind"] in ("QueryRefused", "DataError")
 
 

@@ -16,8 +16,8 @@ from fedstill.node.limits import wrap_with_parameter_limit
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
 from fedstill.protocol.queries import NodeSide, Query
-from tests.node.test_node_service import FEDIOD, PLAN, Clinic
-from tests.settings import SETTING
+from tests.support.node_services import FEDIOD, PLAN, Clinic
+from tests.support.small_world import SETTING
 
 HUGE = {
     "critic": {**FEDIOD, "critic": {"width": 10**6}},  # 1.3e14 bytes

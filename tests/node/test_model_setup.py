@@ -16,7 +16,7 @@ from torch import nn
 from fedstill import models
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data.data_spec import DataSpec
 from fedstill.models.vgg import CONV_INDICES
 from fedstill.node import folder_check, model_setup, owner_folder
@@ -25,7 +25,7 @@ from fedstill.node.node_file import NodeFile, NodeModelConfig
 from fedstill.protocol.method import METHODS
 from fedstill.tasks.classification import TextConfig
 from fedstill.tasks.regression import RegressionConfig
-from tests.models.test_vgg import weights
+from tests.support.models import weights
 
 
 class Own(nn.Module):
@@ -69,7 +69,7 @@ def test_hub_model_is_not_taken_for_factory(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "hf.py").write_text("def bert(shape, classes): raise SystemExit\n", encoding="utf-8")
     columns = tuple(SchemaColumn(name=name, range=(0.0, 1.0)) for name in ("a", "b"))
-    rows = DataSpec(RegressionConfig(), ("b",), (1,), (), (), schema=Schema("b", columns))
+    rows = DataSpec(RegressionConfig(), ("b",), (1,), (), (), schema=TableSchema("b", columns))
     with pytest.raises(ArgumentError, match="inputs are rows of a table"):
         model_setup.make_model(named("hf:bert"), tmp_path, rows)
 

@@ -25,8 +25,8 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.run_plan import PLAN_FILE, RunPlan
 from fedstill.tasks.classification import Classification
-from tests.node.test_node_service import FEDIOD, PLAN, Clinic, same
-from tests.settings import SETTING
+from tests.support.node_services import FEDIOD, PLAN, Clinic, same
+from tests.support.small_world import SETTING
 
 PRIVACY = """
 [privacy]

@@ -8,13 +8,11 @@ import logging
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -22,7 +20,6 @@ from hypothesis import strategies as st
 from PIL import UnidentifiedImageError
 
 from fedstill.core.errors import FedstillError, QueryRefused
-from fedstill.data.data_spec import DataSpec
 from fedstill.federation.transport import parse_reply
 from fedstill.models.module_utils import to_vector
 from fedstill.node import dp_training, local_training, run_folder
@@ -36,104 +33,23 @@ from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import cost_from_dict
 from fedstill.protocol.messages import MESSAGES
 from fedstill.protocol.queries import Query
-from fedstill.protocol.run_plan import PROTOCOL, RunPlan
+from fedstill.protocol.run_plan import PROTOCOL
 from fedstill.protocol.wire_format import WireConfig, pack, unpack
-from fedstill.tasks.classification import ClassificationConfig
-from tests.audited import entries, releases
-
-SHAPE, CLASSES, B = (1, 8, 8), 10, 4
-MAP = (2, 2)  # of a critic's answer about an input
-SPEC = DataSpec(ClassificationConfig(), tuple("0123456789"), SHAPE, (0.5,), (0.5,))
-FEDIOD = {
-    "name": "fediod",
-    "steps": 6,
-    "batch": B,
-    "student": {"memory": 64},
-    "critic": {"width": 4},
-}
-PLAN = RunPlan("one", FEDIOD, SPEC)
-NODE = """
-name = "clinic"
-seed = 3
-[data]
-path = "data.npz"
-[model]
-name = "mlp:8"
-[local]
-epochs = 4
-batch = 8
-[policy]
-"""
-
-
-class Clinic:
-    """A node's folder, and a server that sends it messages."""
-
-    def __init__(self, folder: Path, policy: str = "", plan: RunPlan = PLAN) -> None:
-        self.folder, self.plan = folder, plan
-        folder.mkdir(exist_ok=True)
-        draw = np.random.default_rng(0)
-        images = draw.uniform(0, 1, (40, *SHAPE)).astype(np.float32)
-        np.savez(folder / "data.npz", images=images, labels=draw.integers(0, CLASSES, 40))
-        (folder / "node.toml").write_text(NODE + policy)
-        secret = folder / "secret"
-        secret.touch(mode=0o600)
-        secret.write_text("rehearsal 7\n")
-        self.host = NodeService(folder)
-
-    def again(self) -> None:
-        """Another process serves the folder, the one before having been killed."""
-        if self.host.session is not None:
-            self.host.session._open_resources.close()  # as the system does
-        self.host.events.close()
-        self.host = NodeService(self.folder)
-
-    def salted(self, salt: str = "") -> Clinic:
-        """As a rehearsal's node, whose runs all have one salt."""
-        (self.folder / "salt").write_text(salt)
-        return self
-
-    def say(self, do: str, tensors: Mapping[str, torch.Tensor] | None = None, **header: Any) -> Any:
-        """Return the node's reply and its released tensors."""
-        reply, released = unpack(
-            self.host.serve(pack({"operation": do, "run": self.plan.run, **header}, tensors))
-        )
-        if "error" in reply:
-            assert not released
-            return reply["error"]
-        return reply["body"], released
-
-    def ready(self) -> Clinic:
-        self.say("join", plan=self.plan.to_dict())
-        reply, _ = self.say("train_locally", seconds=60)
-        assert reply == {"percent": 100, "is_trained": True}
-        return self
-
-    def query(self, number: int, x: torch.Tensor | None = None, **header: Any) -> Any:
-        header = {"query": "predict_logits", "differentiable": True, **header}
-        return self.say("answer_query", {"x": image(number) if x is None else x}, number=number, **header)
-
-    def pull(self, number: int, value: float = 1.0) -> Any:
-        return self.say("compute_gradients", gradients(value), number=number)
-
-    @property
-    def session(self) -> at.Session:
-        assert self.host.session is not None
-        return self.host.session
-
-    def critic(self) -> torch.Tensor:
-        return to_vector(self.session.node.modules["critic"])
-
-    def lines(self) -> list[dict[str, Any]]:
-        """What has left or was refused."""
-        return entries(self.folder, "response", "gradient", "refused")
-
-    def rows(self) -> list[dict[str, Any]]:
-        """What has left or was paid for."""
-        return [entry for entry in entries(self.folder) if entry["part"] != "refused"]
-
-    def charged_releases(self) -> list[tuple[int, str]]:
-        return [(entry["number"], entry["part"]) for entry in releases(self.folder)]
+from tests.support.audit_logs import releases
+from tests.support.node_services import (
+    CLASSES,
+    MAP,
+    PLAN,
+    PRIVATELY,
+    SHAPE,
+    WIDE,
+    B,
+    Clinic,
+    gradients,
+    image,
+    labels_of,
+    same,
+)
 
 
 class Ticking:
@@ -150,21 +66,6 @@ def tick(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Ticking()
     for module in (at, local_training, run_folder):
         monkeypatch.setattr(module, "time", clock)
-
-
-def gradients(value: float) -> dict[str, torch.Tensor]:
-    """What may reach an answer of FedIOD."""
-    return {"logits": torch.full((B, CLASSES), value), "critic": torch.full((B, *MAP), value)}
-
-
-def image(seed: int) -> torch.Tensor:
-    return torch.randn(B, *SHAPE, generator=torch.Generator().manual_seed(seed))
-
-
-def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        assert torch.equal(one[name], other[name]), name
 
 
 @pytest.fixture
@@ -294,12 +195,6 @@ def test_restored_checkpoint_gives_same_responses_without_charge(clinic: Clinic)
     assert clinic.lines() == lines
 
 
-PRIVATELY = {
-    "dp-sgd": '[privacy]\nmechanism = "dp-sgd"\nepsilon = 8.0\n',
-    "pate": '[privacy]\nmechanism = "pate"\nepsilon = 8.0\n[privacy.pate]\nteachers = 4\n',
-}
-
-
 @pytest.mark.parametrize("mechanism", PRIVATELY)
 def test_resumed_private_run_is_charged_once(tmp_path: Path, mechanism: str) -> None:
     whole, broken = (
@@ -321,16 +216,6 @@ def test_resumed_private_run_is_charged_once(tmp_path: Path, mechanism: str) -> 
         assert sum(costs, Counter()) == spent.run_events, "the server learns all charges"
         assert spent.run_no_guarantee == 0
     assert spendings[0] == spendings[1], "the training once, and each answer"
-
-
-def labels_of(clinic: Clinic) -> torch.Tensor:
-    """Noisy counts of its labels: they follow from nothing but its data and the noise."""
-    _, reply = clinic.say("answer_query", query="count_labels", number=0, differentiable=False)
-    counts: torch.Tensor = reply["counts"]
-    return counts
-
-
-WIDE = PRIVATELY["pate"].replace("epsilon = 8.0", "counts_noise = 1000.0") + "noise = 8.0\n"
 
 
 def test_each_run_has_own_noise_kept_on_resume(tmp_path: Path) -> None:

@@ -28,8 +28,7 @@ from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span
 from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
-from tests.core.test_cuda_graphs import FakeCapture
-from tests.methods.small_world import CLASSES, SHAPE, TASK, made, make_nodes, public_data
+from tests.support.small_world import CLASSES, SHAPE, TASK, FakeCapture, made, make_nodes, public_data
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 

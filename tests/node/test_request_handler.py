@@ -1,4 +1,4 @@
-"""A request handler answers each query once, pulls back, and hands out through its nodes' gates."""
+"""A request handler answers each query once, pulls gradients back, and hands out through the nodes' gates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedstill.privacy.noise import seeded_sampler
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.queries import NodeSetting, NodeSide, Query
 from fedstill.tasks.classification import Classification
-from tests.node.test_gate import Journal
+from tests.support.node_services import Journal
 
 Tensors = Mapping[str, torch.Tensor]
 B = 2
@@ -101,9 +101,9 @@ class Office:
     ) -> Any:
         return self.handler.respond(name, number, {"x": x}, grad)
 
-    def pull(self, pulls: Sequence[Mapping[str, torch.Tensor]], number: int = 0) -> Any:
+    def node_gradients(self, output_gradients: Sequence[Mapping[str, torch.Tensor]], number: int = 0) -> Any:
         names = [node.name for node in self.nodes]
-        return list(self.handler.backward(number, dict(zip(names, pulls, strict=True))).values())
+        return list(self.handler.backward(number, dict(zip(names, output_gradients, strict=True))).values())
 
     def critics(self) -> list[torch.Tensor]:
         return [p.detach().clone() for node in self.nodes for p in node.modules["critic"].parameters()]
@@ -112,7 +112,7 @@ class Office:
         return any((p != q).any() for p, q in zip(critics, self.critics(), strict=True))
 
 
-def pulls(seed: int = 0) -> list[dict[str, torch.Tensor]]:
+def output_gradients(seed: int = 0) -> list[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     return [
         {"logits": torch.randn(B, 3, generator=generator), "score": torch.randn(B, 1, generator=generator)}
@@ -266,20 +266,20 @@ def test_node_without_gradient_releases_none() -> None:
     some, whole = Office(), Office()
     some.query()
     whole.query()
-    released = some.handler.backward(0, {"b": pulls()[1]})
+    released = some.handler.backward(0, {"b": output_gradients()[1]})
     assert list(released) == ["b"]
-    assert same([released["b"]], [whole.pull(pulls())[1]])
+    assert same([released["b"]], [whole.node_gradients(output_gradients())[1]])
 
 
 def test_repeated_gradients_are_counted_once() -> None:
     office = Office()
     office.query()
-    first = office.pull(pulls())
+    first = office.node_gradients(output_gradients())
     audit = office.audit.traffic_totals()
-    assert same(office.pull(pulls()), first)
+    assert same(office.node_gradients(output_gradients()), first)
     office.query(1)  # a reply that was lost may be asked for even later
     office.handler.respond("two", 2, {"x": X, "y": X}, False)
-    assert same(office.pull(pulls()), first)
+    assert same(office.node_gradients(output_gradients()), first)
     assert office.audit.traffic_totals()["by_kind"]["gradients"] == audit["by_kind"]["gradients"]
 
 
@@ -292,7 +292,7 @@ def test_impossible_gradients_are_a_mismatch(case: str) -> None:
         office.query(1)
     before = office.audit.traffic_totals()
     with pytest.raises(QueryMismatch):
-        office.pull(pulls())
+        office.node_gradients(output_gradients())
     assert office.audit.traffic_totals() == before
 
 
@@ -317,7 +317,7 @@ def test_graph_is_kept_until_backward_or_next_query() -> None:
     office.query(0)
     assert office.grad_enabled
     assert alive(office)
-    office.pull(pulls())
+    office.node_gradients(output_gradients())
     assert not alive(office)
     office.query(1)
     outputs = office.outputs
@@ -389,17 +389,17 @@ def test_partly_released_response_is_lost_after_next_query() -> None:
 def test_partly_released_gradients_can_be_repeated() -> None:
     whole = Office()
     whole.query()
-    expected = whole.pull(pulls())
+    expected = whole.node_gradients(output_gradients())
     office = Office()
     audit = full(office)
     office.query()
     audit.full = ("b", "gradient")
     with pytest.raises(OSError, match="no space"):
-        office.pull(pulls())
+        office.node_gradients(output_gradients())
     with pytest.raises(QueryMismatch):
-        office.pull(pulls(1))
+        office.node_gradients(output_gradients(1))
     audit.full = None
-    assert same(office.pull(pulls()), expected)
+    assert same(office.node_gradients(output_gradients()), expected)
     assert audit.traffic_totals() == whole.audit.traffic_totals()
 
 

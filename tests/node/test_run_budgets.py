@@ -31,7 +31,7 @@ from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import NodeSide, Query, QueryDetails
 from fedstill.tasks.classification import Classification
-from tests.settings import SETTING
+from tests.support.small_world import SETTING
 
 ROWS, EXAMPLES = 8, 100
 X = {"x": torch.zeros(ROWS, 1, 4, 4)}

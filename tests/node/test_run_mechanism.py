@@ -31,9 +31,8 @@ from fedstill.protocol.wire_format import SCALE
 from fedstill.tasks import TargetKind, Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
-from tests.methods.counting_queries import count_labels
-from tests.privacies import make_mechanism
-from tests.settings import SETTING
+from tests.support.privacy import make_mechanism
+from tests.support.small_world import SETTING, count_labels
 
 ROWS, CLASSES, EXAMPLES = 8, 4, 100
 TASK = Classification(CLASSES)

@@ -13,24 +13,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.autograd.functional import jacobian
 
 from fedstill.core.compute import Compute
-from fedstill.core.dataset import TensorData
 from fedstill.core.errors import QueryMismatch, QueryRefused, RunFolderError
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.kit_identity import KitIdentity
-from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup
-from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.secure_aggregation import (
     SUM_HISTORY_FILE,
     UNMASKED,
-    MaskedReleases,
     SumEncoder,
     SumHistory,
     SumMasks,
@@ -41,65 +35,21 @@ from fedstill.protocol.secure_aggregation import (
     FRACTION_BITS,
     GRADIENT_FRACTION_BITS,
     SumRequest,
-    SumWeighting,
     add_contributions,
     from_ring,
     mask_sign,
     mask_tensor,
     to_ring,
 )
-from tests.kits import Authority
-from tests.settings import SETTING
-from tests.unknowns import free_directions
-
-NAMES = ("n0", "n1", "n2", "n3")
-LOSSES = PolicyConfig(sums_may_differ=True)
+from tests.support.kits import LOSSES, NAMES, Deployed, Party
+from tests.support.privacy import free_directions
+from tests.support.small_world import SETTING
 
 
 def made(home: Path, name: str, run: str = "one", policy: PolicyConfig = LOSSES) -> SumMasks:
     return SumMasks(
         {"run": run}, name, KitIdentity(home / "kit"), policy, SumHistory(home / SUM_HISTORY_FILE)
     )
-
-
-class Party:
-    """Nodes that have met, each with a number of its own to add."""
-
-    def __init__(
-        self, folder: Path, names: Sequence[str] = NAMES, policy: PolicyConfig = LOSSES, run: str = "one"
-    ) -> None:
-        self.folder, self.policy, self.names, self.run = folder, policy, names, run
-        self.authority = Authority()
-        for index, name in enumerate(names):
-            self.authority.write(folder / name, name, with_rsa=index == 0)
-        self.masks = {name: self.start_node(name) for name in names}
-        self.cards = {name: each.make_key_card() for name, each in self.masks.items()}
-        for each in self.masks.values():
-            each.exchange_keys(self.cards)
-        self.values = {name: torch.tensor([[1.5, -2.0, index]]) for index, name in enumerate(names)}
-
-    def start_node(self, name: str) -> SumMasks:
-        """A node's process, begun (again)."""
-        home = self.folder / name
-        return SumMasks(
-            {"run": self.run},
-            name,
-            KitIdentity(home / "kit"),
-            self.policy,
-            SumHistory(home / SUM_HISTORY_FILE),
-        )
-
-    def added(self, name: str, call: SumRequest, content: str = "x") -> dict[str, torch.Tensor]:
-        """What a node adds, under its mask."""
-        call = self.masks[name].admit("predict", call)
-        return self.masked(name, call, content)
-
-    def masked(self, name: str, call: SumRequest, content: str = "x") -> dict[str, torch.Tensor]:
-        mask = self.masks[name].mask_function(call, "predict", (content,))
-        return {"z": mask(to_ring(self.values[name]), 0)}
-
-    def true(self, names: Sequence[str]) -> torch.Tensor:
-        return torch.stack([self.values[name] for name in names]).sum(0).double()
 
 
 @pytest.fixture
@@ -258,46 +208,6 @@ def test_numbers_and_masks_are_used_once(party: Party) -> None:
             party.added("n0", again)
 
 
-class Deployed:
-    """A node whose response is z + x, or z x, with its gate, handler and masks."""
-
-    def __init__(
-        self,
-        masks: SumMasks,
-        z: torch.Tensor,
-        weighting: SumWeighting | None = "sum",
-        multiplies: bool = False,
-    ) -> None:
-        def predict(node: NodeView, x: torch.Tensor) -> dict[str, torch.Tensor]:
-            self.calls += 1
-            if self.fails:
-                raise RuntimeError("it fails half-way")
-            return {"z": z * x if multiplies else z + x}
-
-        self.calls, self.fails = 0, False
-        query = Query(
-            predict,
-            sends={"x": INPUTS},
-            releases={"z": LOGITS},
-            sums={} if weighting is None else {"z": weighting},
-            differentiable=("x",),
-        )
-        self.side = NodeSide({"predict": query}, setting=SETTING)
-        self.gate = Gate(masks.name, masks.policy, AuditLog(), "one")
-        data = TensorData(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
-        node = Node(masks.name, data, nn.Linear(2, 2), self.gate, 0)
-        self.sums = MaskedReleases(masks, self.gate, self.side)
-        self.handler = RequestHandler(NodeGroup([node]), self.side, Compute())
-
-    def respond(self, number: int, x: float, call: SumRequest | None) -> torch.Tensor:
-        inputs = {"x": torch.full((1, 2), x)}
-        return self.sums.respond(self.handler, "predict", number, inputs, True, call)["z"]
-
-    def backward(self, number: int, gradient: float, call: SumRequest | None) -> torch.Tensor:
-        gradients = {"z": torch.full((1, 2), gradient)}
-        return self.sums.backward(self.handler, number, gradients, call)["d/dx"]
-
-
 def deploy(party: Party) -> list[Deployed]:
     return [Deployed(party.masks[name], torch.tensor([[1.0, 2.0]])) for name in NAMES]
 
@@ -357,6 +267,19 @@ def test_release_that_the_disk_refused_is_masked_once(party: Party, monkeypatch:
     assert [torch.equal(released, each) for each in encoded] == [True, True]
     others = [each.respond(0, 0.0, call) for each in nodes[1:]]
     assert read([{"z": each} for each in (released, *others)]).tolist() == [[4.0, 8.0]]
+
+
+def test_masks_depend_on_output_gradients(party: Party) -> None:
+    """A server that sends one node other gradients than the rest reads no sum."""
+    for first, is_read in ((0.5, True), (0.75, False)):
+        number, nodes = (1 if is_read else 3), deploy(party)
+        parts = []
+        for index, node in enumerate(nodes):
+            node.respond(0, 0.0, SumRequest(number, NAMES))
+            gradient = node.backward(0, 0.5 if index else first, SumRequest(number + 1, NAMES))
+            parts.append({"d/dx": gradient})
+        sums = from_ring(add_contributions(parts)["d/dx"], GRADIENT_FRACTION_BITS)
+        assert ((sums - (first + 1.5)).abs().min() < 1e-6) == is_read
 
 
 def test_masks_depend_on_a_query_that_failed_at_one_node(party: Party) -> None:

@@ -15,7 +15,7 @@ from scipy import stats
 
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.clipping import CLIP_MARGIN, clip_factors, clip_rows, row_norms
-from fedstill.privacy.events import Event, PrivacyCost
+from fedstill.privacy.events import Event
 from fedstill.privacy.noise import secure_sampler, seeded_sampler
 from fedstill.privacy.pate import NoisyVotes, PateConfig
 from fedstill.privacy.release_rules import (
@@ -26,6 +26,7 @@ from fedstill.privacy.release_rules import (
     ReleaseRule,
     SanitizedGradients,
 )
+from tests.support.privacy import single_event
 
 PROTECTING: list[ReleaseRule] = [
     NoisyCounts(10.0),
@@ -46,13 +47,6 @@ BARE: list[ReleaseRule] = [
     SanitizedGradients(1.0, 0.0, 10),
 ]
 SAMPLERS = pytest.mark.parametrize("make_sampler", [seeded_sampler, secure_sampler])
-
-
-def single_event(cost: PrivacyCost | None) -> tuple[Event, int]:
-    """Return the only event of a cost, and its count."""
-    assert cost is not None
-    (event,) = cost.items()
-    return event
 
 
 def rows(dtype: type, most: float) -> st.SearchStrategy[np.ndarray]:

@@ -25,7 +25,7 @@ from fedstill.privacy.statement import (
     make_statement,
     summarize_privacy,
 )
-from tests.privacies import make_mechanism
+from tests.support.privacy import make_mechanism
 
 RECORD = "one training record of this node, added or removed"
 LESS, MORE = {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}

@@ -11,7 +11,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.protocol.payload_kinds import CRITIC, DATA_SIZES, LABEL_COUNTS, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSide, Query, QueryDetails
 from fedstill.protocol.wire_format import json_from_tensor
-from tests.settings import SETTING
+from tests.support.small_world import SETTING
 
 TWO = Query(
     lambda node, **_: {},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,10 +15,15 @@ from fedstill.core.errors import DataError, NodeFault
 from fedstill.protocol.payload_kinds import GRADIENTS, LABEL_COUNTS, LOGITS
 from fedstill.protocol.secure_aggregation import (
     FRACTION_BITS,
+    KEY_BYTES,
     add_contributions,
     contribution_faults,
     decode_sums,
+    derive_key,
+    encode_strings,
     from_ring,
+    mask_sign,
+    mask_tensor,
     sum_contributions,
     to_ring,
 )
@@ -124,3 +131,51 @@ def test_names_nodes_with_invalid_contributions() -> None:
     assert "shape" in faults["d"]
     with pytest.raises(NodeFault, match="a, b"):
         contribution_faults({"a": {"z": good}, "b": {"z": good[:1]}}, ["z"])
+
+
+STEPS = st.integers(-(2**52), 2**52)  # multiples of 2^-32 that float64 represents
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(STEPS, min_size=1, max_size=9), st.randoms(use_true_random=False))
+def test_sum_of_encoded_numbers_is_exact_in_any_order(steps: list[int], random: Random) -> None:
+    encoded = [to_ring(torch.tensor([step / 2.0**FRACTION_BITS], dtype=torch.float64)) for step in steps]
+    random.shuffle(encoded)
+
+    total = add_contributions([{"x": each} for each in encoded])["x"]
+
+    assert total.item() == sum(steps)
+    assert from_ring(total).item() == sum(steps) / 2.0**FRACTION_BITS
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(-(2.0**30), 2.0**30), st.integers(8, FRACTION_BITS))
+def test_encoding_rounds_to_the_nearest_step(value: float, bits: int) -> None:
+    number = torch.tensor([value], dtype=torch.float64)
+
+    decoded = from_ring(to_ring(number, bits), bits).item()
+
+    assert abs(Fraction(decoded) - Fraction(value)) <= Fraction(1, 2 ** (bits + 1))
+    assert torch.equal(to_ring(torch.tensor([decoded], dtype=torch.float64), bits), to_ring(number, bits))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20),
+    st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES),
+    st.integers(0, 2**32),
+)
+def test_adding_and_subtracting_a_mask_changes_no_bit(numbers: list[int], key: bytes, index: int) -> None:
+    """Also at the ends of the ring, where a sum wraps around."""
+    ring = torch.tensor(numbers)
+    masked = ring + mask_sign("a", "b") * mask_tensor(key, index, ring.shape)
+    assert torch.equal(masked + mask_sign("b", "a") * mask_tensor(key, index, ring.shape), ring)
+
+
+@given(st.lists(st.text(), max_size=4), st.lists(st.text(), max_size=4))
+def test_contexts_of_masks_are_equal_for_equal_words_only(one: list[str], other: list[str]) -> None:
+    """A server that chose two contexts with one encoding would get one mask for two responses."""
+    assert (encode_strings(*one) == encode_strings(*other)) == (one == other)
+    if one != other:
+        secret = bytes(KEY_BYTES)
+        assert derive_key(secret, encode_strings(*one)) != derive_key(secret, encode_strings(*other))

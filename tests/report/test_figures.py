@@ -19,10 +19,8 @@ from fedstill.report import figures as drawings
 from fedstill.report.comparison_records import MethodCurve
 from fedstill.report.figures import Point
 from fedstill.report.statistics import Spread
-from tests.report.test_report_compare import folder as _comparison
-from tests.report.test_report_page import a_folder, a_result, a_result_in_rounds, measured
+from tests.support.result_files import a_folder, a_result, a_result_in_rounds, measured
 
-folder = _comparison  # three methods finished in the first setting, nothing in the second
 AUC = ComparisonColumn(name="auc", head="AUC", guess=50.0, axis="AUC of an attack")
 
 

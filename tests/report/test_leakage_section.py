@@ -14,12 +14,10 @@ from safetensors.numpy import save_file
 
 from fedstill.core.errors import RunFolderError
 from fedstill.report.privacy_section import MAX_IMAGES, build_leakage_section
-from fedstill.report.result import Result
-from tests import leaked
-from tests.leaked import interval, rate_record
-from tests.report.test_report_page import Page, a_folder, a_result, read
-from tests.report.test_report_png import decoded
-from tests.report.test_result import corruptions
+from fedstill.report.records import Result
+from tests.support import attack_results
+from tests.support.attack_results import interval, rate_record
+from tests.support.result_files import Page, a_folder, a_result, corruptions, decoded, read
 
 ATTACKS = ("inversion", "membership", "memorization", "counts")
 HOSTILE = '"><script>alert(1)</script>'
@@ -41,33 +39,33 @@ def a_head(**parts: Any) -> dict[str, Any]:
         "audit": None,
         "skipped": [],
         "sentence": "What left north was enough to work out an image of it.",
-        "attacks": leaked.attack_entries(**attacks),
+        "attacks": attack_results.attack_entries(**attacks),
         **parts,
     }
 
 
 def an_inversion() -> dict[str, Any]:
-    return leaked.inversion(
-        leaked.inversion_result("DLG", 31.24, 4.05, [30.06, 31.06, 32.06, 31.78]),
-        leaked.inversion_result("Inverting gradients", 22.0, 1.5, [22.0, 23.5, 20.5, 22.0], right=4),
+    return attack_results.inversion(
+        attack_results.inversion_result("DLG", 31.24, 4.05, [30.06, 31.06, 32.06, 31.78]),
+        attack_results.inversion_result("Inverting gradients", 22.0, 1.5, [22.0, 23.5, 20.5, 22.0], right=4),
     )
 
 
 def a_target(of: str = "student", **changes: Any) -> dict[str, Any]:
     """Return a target with two attacks: LiRA with success, loss threshold without."""
-    lira = leaked.member_attack(
+    lira = attack_results.member_attack(
         "LiRA",
         interval(0.6123, 0.5831, 0.6409),
         rate_record(0.01, interval(0.0278, 0.0199, 0.0377), 3, 40),
         rate_record(0.001, interval(0.0084, 0.0043, 0.0145), 0, 12),
     )
-    loss = leaked.member_attack(
+    loss = attack_results.member_attack(
         "loss threshold",
         interval(0.5104, 0.4772, 0.5435),
         rate_record(0.01, interval(0.0097, 0.0053, 0.0163), 3, 14),
         rate_record(0.001, interval(0.0007, 0.0, 0.0039), 0, 1),
     )
-    return leaked.target(of, lira, loss, **changes)
+    return attack_results.target(of, lira, loss, **changes)
 
 
 PAIRS = [
@@ -96,8 +94,8 @@ def generated(**changes: Any) -> dict[str, Any]:
         },
     }
     scores = {"images": 1000, "adapted": 5.104, "nodes": {"north": 4.8, "south": 5.41}, "student": 7.7}
-    features = leaked.space("features of the student", share=0.5, fresh=None, pairs=PAIRS)
-    spaces = (leaked.space("pixels", pairs=PAIRS), features)
+    features = attack_results.space("features of the student", share=0.5, fresh=None, pairs=PAIRS)
+    spaces = (attack_results.space("pixels", pairs=PAIRS), features)
     noised = {
         "largest_error": 0.0412,
         "largest_class": "zero",
@@ -110,10 +108,10 @@ def generated(**changes: Any) -> dict[str, Any]:
             a_target(),
             a_target("answers of south", view="what south answered", shadows=8, trained="alone"),
         ],
-        "memorization": leaked.memorization(*spaces, distances=[distances], scores=scores),
+        "memorization": attack_results.memorization(*spaces, distances=[distances], scores=scores),
         "counts": [
-            leaked.counts_node("north", True, absent=["two"], reported_absent=["two"]),
-            leaked.counts_node("south", False, 0.05, **noised),
+            attack_results.counts_node("north", True, absent=["two"], reported_absent=["two"]),
+            attack_results.counts_node("south", False, 0.05, **noised),
         ],
         **changes,
     }
@@ -334,7 +332,7 @@ def test_values_of_wrong_type_raise_one_line_errors(tmp_path: Path) -> None:
     """Corrupt each value once, with alternating kinds of junk; all combinations would take a minute."""
     parts = generated()
     parts["membership"] = parts["membership"][:1]
-    parts["memorization"]["spaces"] = [leaked.space("pixels", pairs=PAIRS[:1])]
+    parts["memorization"]["spaces"] = [attack_results.space("pixels", pairs=PAIRS[:1])]
     leakage = json.loads(json.dumps(a_head(inversion=an_inversion(), **parts)))
     kinds = (None, "x", 7, [3, None], {"a": [1]}, float("nan"))
     by_part = zip(*(corruptions(leakage, junk) for junk in kinds), strict=True)  # (parts, kinds)

@@ -13,8 +13,8 @@ from fedstill.report.comparison_page import render_comparison_page, write_compar
 from fedstill.report.comparison_records import MethodCurve, summarize
 from fedstill.report.comparison_tables import comparison_markdown
 from fedstill.report.statistics import Spread
-from tests.report.test_report_compare import a_run
-from tests.report.test_report_page import Page
+from tests.support.comparison_files import a_run
+from tests.support.result_files import Page
 
 
 def a_comparison(tmp_path: Path, settings: str) -> tuple[Path, Comparison]:

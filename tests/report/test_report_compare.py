@@ -2,93 +2,32 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from safetensors.numpy import save_file
 
 from fedstill.compare import comparison as compare
-from fedstill.compare.comparison import Comparison
 from fedstill.core.run_writer import write_text
 from fedstill.report.comparison_page import render_comparison_page, write_comparison
-from fedstill.report.comparison_records import ComparedSetting, ComparisonSummary, summarize
+from fedstill.report.comparison_records import ComparedSetting, summarize
 from fedstill.report.comparison_tables import comparison_latex, comparison_markdown
 from fedstill.report.statistics import Spread
-from fedstill.report.terminal import print_comparison
-from fedstill.runs.spec import PaperMetric
-from tests.report.test_report_page import Page, refuse_loading
-
-# Accuracies 80, 84, 88: mean 84, sample deviation 4. Bytes up 1000, 1000, 4000: mean 2000.
-FEDAVG = [(80.0, 70.0, 1000, 500), (84.0, 72.0, 1000, 500), (88.0, 74.0, 4000, 500)]
-FEDIOD = [(87.0, 60.0, 30_000, 10_000), (91.0, 60.0, 30_000, 10_000), (95.0, 60.0, 30_000, 10_000)]
-ALONE = [(60.0, 60.0, 0, 0), (61.0, 61.0, 0, 0), (65.0, 65.0, 0, 0)]
-
-
-def a_result(accuracy: float, local: float, up: int, down: int, turns: int) -> dict[str, Any]:
-    return {
-        "accuracy": accuracy,
-        "student": {"accuracy": accuracy},
-        "local": {"accuracy": {"mean": local + 0.5}, "share": {"mean": local}},
-        "standalone": None,
-        "ensemble": {"accuracy": 95.0},
-        "centralized": {"accuracy": None},
-        "bytes": {"up": up, "down": down},
-        "queries": 41,
-        "iteration_unit": "round",
-        "iterations": turns,
-        "seconds": {"total": 12.5},
-        "data": {"note": "made up for a test"},
-        "releases": ["data sizes", "parameters"],
-    }
-
-
-def a_run(out: Path, folder: str, metrics: tuple[float, float, int, int], curve: dict[int, float]) -> None:
-    (out / folder).mkdir(parents=True)
-    result = a_result(*metrics, turns=max(curve, default=0))
-    (out / folder / "result.json").write_text(json.dumps(result))
-    lines = [{"phase": "distillation", "step": step, "accuracy": value} for step, value in curve.items()]
-    (out / folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-PAPER = (
-    PaperMetric(method="fedavg", value=82.5, std=0.7, source="A & B 2020, Table 3"),
-    PaperMetric(method="fedavg", metric="local accuracy", value=75.0, source="A & B 2020, Table 4"),
-    PaperMetric(method="fediod", value=10.0, source="elsewhere", setting="another"),
+from tests.support.comparison_files import (
+    ALONE,
+    FEDAVG,
+    FEDIOD,
+    a_plan,
+    a_run,
+    printed,
+    records,
 )
-
-
-def a_plan(**changes: Any) -> Comparison:
-    table = {
-        "methods": ["standalone", "fedavg", "fediod", "few"],
-        "seeds": 3,
-        "options": {"few": {"name": "fediod", "steps": 20}},
-        "runs": {"few": {"split": {"nodes": 3}}},
-        "settings": [{"name": "50% skew_ed", "split": {"alpha": 0.1}}, {"name": "another"}],
-        "paper": [vars(metric) for metric in PAPER],
-    }
-    return compare._build_comparison({**table, **changes}, "mine", {})
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Three methods finished in the first setting, one refused; nothing finished in the second."""
-    write_text(tmp_path / "compare.toml", f"# Made by: fedstill compare <mine>.toml\n\n{a_plan().to_toml()}")
-    first = "50-skew_ed"
-    for seed in range(3):
-        a_run(tmp_path, f"{first}/standalone-seed{seed}", ALONE[seed], {})
-        a_run(tmp_path, f"{first}/fedavg-seed{seed}", FEDAVG[seed], {10: 40.0 + seed, 20: FEDAVG[seed][0]})
-        a_run(tmp_path, f"{first}/fediod-seed{seed}", FEDIOD[seed], {100: 50.0, 400: FEDIOD[seed][0]})
-    refused = {f"{first}/few-seed{seed}": "few cannot run: node-1: <no> & never" for seed in range(3)}
-    write_text(tmp_path / "not_run.json", json.dumps(refused))
-    return tmp_path
+from tests.support.result_files import Page, refuse_loading
 
 
 def protect(folder: Path, run: str, *epsilons: float | None) -> None:
@@ -99,10 +38,6 @@ def protect(folder: Path, run: str, *epsilons: float | None) -> None:
         for k, value in enumerate(epsilons)
     ]  # fmt: skip
     file.write_text(json.dumps({**json.loads(file.read_text()), "privacy": {"nodes": nodes}}))
-
-
-def records(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(StringIO(path.read_text(encoding="utf-8"))))
 
 
 def test_spread_is_mean_and_sample_deviation() -> None:
@@ -197,16 +132,6 @@ def test_missing_seeds_have_reasons(folder: Path) -> None:
     assert rows["fedavg"].spread("accuracy") == Spread(80.0, None)
 
 
-def printed(summary: ComparisonSummary, width: int) -> str:
-    """Return the terminal's text; no line is wider than the terminal or truncated."""
-    out = StringIO()
-    print_comparison(summary, Console(file=out, width=width, color_system=None))
-    text = out.getvalue()
-    assert max(map(len, text.splitlines())) <= width
-    assert "…" not in text
-    return text
-
-
 @pytest.mark.parametrize("width", [80, 190])
 def test_terminal_tables_show_methods_and_gaps(folder: Path, width: int) -> None:
     text = printed(summarize(folder, compare.read_comparison_folder(folder)), width)
@@ -220,6 +145,19 @@ def test_terminal_tables_show_methods_and_gaps(folder: Path, width: int) -> None
     assert "few: refused: few cannot run: node-1: <no> & never" in whole
     assert "Unequal conditions: few has other run options (split.nodes = 3)." in whole
     assert "A & B 2020, Table 3" in whole
+
+
+def test_records_have_one_row_per_measured_value(folder: Path) -> None:
+    write_comparison(folder, compare.read_comparison_folder(folder))
+    rows = records(folder / "compare-records.csv")
+    key = ("setting", "method", "seed", "model", "node", "site", "finding", "attack", "metric")
+    assert len({tuple(row[name] for name in key) for row in rows}) == len(rows)
+    of_models = [row for row in rows if row["model"] == "main" and row["metric"] == "accuracy"]
+    by_run = records(folder / "compare.csv")
+    # The same numbers as in the table of runs.
+    assert sorted((row["setting"], row["method"], row["seed"], row["value"]) for row in of_models) == sorted(
+        (row["setting"], row["method"], row["seed"], row["accuracy"]) for row in by_run if row["accuracy"]
+    )
 
 
 def test_latex_is_one_booktabs_table(folder: Path) -> None:

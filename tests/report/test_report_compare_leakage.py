@@ -20,10 +20,10 @@ from fedstill.report.comparison_page import describe_attacks, write_comparison
 from fedstill.report.comparison_records import ComparedMethod, summarize
 from fedstill.report.comparison_tables import comparison_markdown
 from fedstill.report.statistics import Spread
-from tests import leaked
-from tests.leaked import interval
-from tests.report.test_report_compare import ALONE, FEDAVG, FEDIOD, a_run, printed, records
-from tests.report.test_report_page import Page
+from tests.support import attack_results
+from tests.support.attack_results import interval
+from tests.support.comparison_files import ALONE, FEDAVG, FEDIOD, a_run, printed, records
+from tests.support.result_files import Page
 
 CONFIG = LeakageConfig().to_table()
 LEAKS = LeakageConfig().comparison_columns
@@ -31,16 +31,18 @@ AUC, TPR, ANSWERS, PSNR, COPYING = LEAKS
 
 
 def an_attack(title: str, auc: float, rate: float | None = None) -> dict[str, Any]:
-    rates = [leaked.rate_record(0.001, interval(0.5))] + (
-        [] if rate is None else [leaked.rate_record(0.01, interval(rate))]
+    rates = [attack_results.rate_record(0.001, interval(0.5))] + (
+        [] if rate is None else [attack_results.rate_record(0.01, interval(rate))]
     )
-    return leaked.member_attack(title, interval(auc), *rates)
+    return attack_results.member_attack(title, interval(auc), *rates)
 
 
 def a_leakage(*attacks: dict[str, Any], **parts: Any) -> dict[str, Any]:
-    responses = leaked.target("responses of node-0", an_attack("LiRA", 0.99, 0.99))
+    responses = attack_results.target("responses of node-0", an_attack("LiRA", 0.99, 0.99))
     attacked = {name: parts.pop(name, None) for name in ("inversion", "memorization")}
-    entries = leaked.attack_entries(membership=[leaked.target("student", *attacks), responses], **attacked)
+    entries = attack_results.attack_entries(
+        membership=[attack_results.target("student", *attacks), responses], **attacked
+    )
     return {"config": CONFIG, "attacks": entries, "sentence": "<one> left.", "audit": None, **parts}
 
 
@@ -53,11 +55,15 @@ MEMBERS = [
 
 
 def psnrs(**values: float) -> dict[str, Any]:
-    return leaked.inversion(*(leaked.inversion_result(title, value) for title, value in values.items()))
+    return attack_results.inversion(
+        *(attack_results.inversion_result(title, value) for title, value in values.items())
+    )
 
 
 def memorization(**values: float) -> dict[str, Any]:
-    return leaked.memorization(*(leaked.space(space, p_value=value) for space, value in values.items()))
+    return attack_results.memorization(
+        *(attack_results.space(space, p_value=value) for space, value in values.items())
+    )
 
 
 def a_plan(**changes: Any) -> Comparison:

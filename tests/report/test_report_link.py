@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 
 from fedstill.report import run_tables, write_report
-from fedstill.report.result import Result
+from fedstill.report.records import Result
 from fedstill.report.terminal import print_table
-from tests import audited
+from tests.support import audit_logs
 
 RESULT: dict[str, Any] = {
     "name": "clinics",
@@ -82,8 +82,8 @@ def test_refused_query_is_not_traffic(tmp_path: Path) -> None:
         "up": {"logits": 8},
     }
     refused = {"node": "north", "number": 1, "part": "refused", "rule": "max_rows: 10, and x has 11"}
-    audited.write(tmp_path, [released, refused])
-    from fedstill.report.result import AuditTotals
+    audit_logs.write(tmp_path, [released, refused])
+    from fedstill.report.records import AuditTotals
 
     totals = AuditTotals.read(tmp_path / "audit.sqlite")
     assert totals is not None

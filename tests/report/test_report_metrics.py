@@ -18,14 +18,13 @@ from fedstill.report import write_report
 from fedstill.report.comparison_page import write_comparison
 from fedstill.report.comparison_records import summarize
 from fedstill.report.comparison_tables import comparison_latex, comparison_markdown
-from fedstill.report.result import MetricOverNodes, Result
-from fedstill.report.tables import format_difference, format_spread
+from fedstill.report.records import MAIN, Record, Result
+from fedstill.report.tables import format_difference, format_record
 from fedstill.runs.spec import PaperMetric
 from fedstill.tasks.classification import ClassificationConfig
-from tests.report.test_report_compare import printed as print_comparison
-from tests.report.test_report_compare import records
-from tests.report.test_report_page import Page, a_folder, a_result, measured, read
-from tests.report.test_report_table import printed
+from tests.support.comparison_files import printed as print_comparison
+from tests.support.comparison_files import records
+from tests.support.result_files import Page, a_folder, a_result, measured, printed, read
 
 FIGURES = [
     {"key": "dice", "title": "Dice", "unit": "%", "digits": 1, "better": "higher"},
@@ -132,8 +131,8 @@ def test_result_without_metrics_has_accuracy() -> None:
     metrics = Result.from_record({"metric": "hd95", "metrics": FIGURES}).metrics
     assert [metric.key for metric in metrics] == ["hd95", "dice", "sensitivity", "specificity"]
     hd95 = Result.from_record({"metric": "dice", "metrics": FIGURES}).metrics[3]
-    assert format_spread(hd95, MetricOverNodes()) == "not measured"
-    assert format_spread(hd95, MetricOverNodes(mean=24.61, std=3.62)) == "24.6 px ± 3.6"
+    assert format_record(hd95, None) == "not measured"
+    assert format_record(hd95, Record(model=MAIN, metric="hd95", value=24.61, std=3.62)) == "24.6 px ± 3.6"
     assert format_difference(hd95, -1.09) == "-1.1"
 
 

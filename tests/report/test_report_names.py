@@ -10,13 +10,11 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from fedstill.report import write_report
-from fedstill.report.records import list_model_scores
-from fedstill.report.result import Result
+from fedstill.report.records import Result, model_rows
 from fedstill.runs.run import run
 from fedstill.runs.spec import from_dict
-from tests.audited import entries
-from tests.report.test_report_page import Page, a_folder, a_result, read
-from tests.report.test_report_pictures import FOUND, TRUTH, a_case
+from tests.support.audit_logs import entries
+from tests.support.result_files import FOUND, TRUTH, Page, a_case, a_folder, a_result, read
 
 
 def of_sites() -> dict[str, Any]:
@@ -72,9 +70,7 @@ def test_page_uses_display_names_everywhere(tmp_path: Path) -> None:
 def test_description_names_nodes_of_partial_mean() -> None:
     result = of_sites()
     result["standalone"]["accuracy"]["nodes"] = ["north"]
-    assert list_model_scores(Result.from_record(result))[0].description.endswith(
-        "(only north \u00b7\u00a0Utrecht)"
-    )
+    assert model_rows(Result.from_record(result))[0].description.endswith("(only north \u00b7\u00a0Utrecht)")
 
 
 def a_run(folder: Path, **split: Any) -> dict[str, Any]:

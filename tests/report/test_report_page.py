@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -15,158 +13,20 @@ from safetensors.numpy import save_file
 from fedstill.core.errors import RunFolderError
 from fedstill.node.audit_log import AuditError
 from fedstill.report import write_report
-from fedstill.report.result import Result
+from fedstill.report.records import Result
 from fedstill.report.run_page import run_sentence
-from tests import audited
-
-VOID = {"meta", "link", "img", "br", "hr", "input"}  # what HTML never closes
-
-
-class Page(HTMLParser):
-    """Strict parser of a page: tags must be closed in order; keeps text, tags and attributes."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-    def attributes(self, name: str) -> list[str]:
-        return [attrs[name] or "" for _, attrs in self.tags if name in attrs]
-
-
-def a_node(name: str, model: str, parameters: int, examples: int, *counts: int) -> dict[str, Any]:
-    sent = {"up": 40_080, "down": 36_000}
-    head = {"name": name, "model": model, "parameters": parameters, "examples": examples}
-    return {**head, "label_counts": list(counts), "bytes": sent}
-
-
-def a_result() -> dict[str, Any]:
-    data = {"name": "digits", "classes": ["zero", "one", "two"], "train": 1437, "test": 360}
-    by_kind = {
-        "logits": {"up": 20_000, "down": 0},
-        "inputs": {"up": 0, "down": 64_000},
-        "gradients": {"up": 60_000, "down": 8_000},
-        "label counts": {"up": 160, "down": 0},
-    }
-    groups = {"local_training": [["a", "b"], ["c", "d", "e"], ["f"]], "distillation": [["north"], ["south"]]}
-    return {
-        "fedstill": "0.1.0",
-        "name": "digits-fediod",
-        "method": "fediod",
-        "title": "FedIOD",
-        "task": "classification",
-        "seed": 17,
-        "command": "fedstill run digits-fediod --seed 17 --out runs/x",
-        "data": {**data, "shape": [1, 8, 8], "note": "Handwritten."},
-        "split": {"name": "dirichlet", "about": "Dirichlet alpha 0.5", "alpha": 0.5, "nodes": 2},
-        "nodes": [
-            a_node("north", "small-cnn", 24330, 703, 700, 3, 0),
-            a_node("south", "resnet-8", 78042, 734, 34, 300, 400),
-        ],
-        "student": {"model": "small-cnn", "parameters": 24330, "accuracy": 93.37},
-        "standalone": {"accuracy": {"mean": 81.1, "std": 4.24, "per_node": [76.86, 85.34]}},
-        "ensemble": {"accuracy": 92.5},
-        "centralized": {"accuracy": 96.9},
-        "bytes": {"up": 80_160, "down": 72_000, "by_kind": by_kind},
-        "queries": 5,
-        "queries_by_name": {"predict_logits": 4, "count_labels": 1},
-        "seconds": {"total": 192.4, "local_training": 41.2, "centralized": 9.9, "distillation": 141.3},
-        "peak_memory_mb": 812.4,
-        "engine": {
-            "backend": "local",
-            "batching": "auto",
-            "device": "cpu",
-            "precision": "float32",
-            "threads": 2,
-            "groups": groups,
-        },
-        "privacy": {"guarantee": None, "text": "no guarantee"},
-        "machine": "2-core x86_64, Linux",
-        "date": "2026-11-21T23:12:40+00:00",
-        "versions": {"python": "3.11.7", "torch": "2.9.0", "fedstill": "0.1.0"},
-    }
-
-
-def an_audit() -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
-    for node in ("north", "south"):
-        head = {"node": node, "mechanism": "none", "no_guarantee": 1}
-        counts = {"query": "count_labels", "part": "response", "down": {}, "up": {"label counts": 80}}
-        lines.append({**head, "number": 0, **counts})
-        for step in range(1, 5):
-            query = {**head, "number": step, "query": "predict_logits"}
-            lines.append({**query, "part": "response", "down": {"inputs": 8000}, "up": {"logits": 2500}})
-            gradients = {"down": {"gradients": 1000}, "up": {"gradients": 7500}}
-            lines.append({**query, "part": "gradient", **gradients})
-    return lines
-
-
-def measured(folder: Path, lines: list[dict[str, Any]]) -> Path:
-    """Write lines of metrics into a run's folder and return the folder."""
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
-
-
-def read(folder: Path) -> Page:
-    """Return the page of a run's folder."""
-    return Page(write_report(folder).read_text(encoding="utf-8"))
-
-
-def a_folder(folder: Path, result: dict[str, Any]) -> Path:
-    folder.mkdir(exist_ok=True)
-    metrics: list[dict[str, Any]] = [
-        {"phase": "local", "node": node, "step": step, "loss": 2.0 / (step + 1)}
-        for node in ("north", "south")
-        for step in range(6)
-    ]
-    metrics += [
-        {"phase": "centralized", "node": "centralized", "step": step, "loss": 0.5 / step} for step in (1, 2)
-    ]
-    for step in range(1, 5):
-        losses = {"gan": 0.7, "student": 1.5 / step}
-        metrics.append({"phase": "distillation", "step": step, "seconds": 0.2 * step, "losses": losses})
-    metrics[-3]["accuracy"], metrics[-1]["accuracy"] = 50.0, 93.37
-    (folder / "result.json").write_text(json.dumps(result))
-    measured(folder, metrics)
-    audited.write(folder, an_audit())
-    (folder / "config.toml").write_text('[method]\nname = "fediod" # <&>\n')
-    pictures = np.arange(3 * 64, dtype=np.uint8).reshape(3, 1, 8, 8)
-    save_file({"000002": pictures, "000004": pictures[::-1].copy()}, folder / "samples.safetensors")
-    return folder
-
-
-def page_of(folder: Path, result: dict[str, Any] | None = None) -> Page:
-    return read(a_folder(folder, result or a_result()))
-
-
-def only_result(folder: Path, result: object) -> Page:
-    folder.mkdir(exist_ok=True)
-    (folder / "result.json").write_text(json.dumps(result))
-    return read(folder)
+from tests.support import audit_logs
+from tests.support.result_files import (
+    a_folder,
+    a_result,
+    a_result_in_rounds,
+    an_audit,
+    measured,
+    only_result,
+    page_of,
+    read,
+    refuse_loading,
+)
 
 
 def test_page_shows_metrics_and_context(tmp_path: Path) -> None:
@@ -224,7 +84,7 @@ def test_page_shows_nodes_of_audit_log_alone(tmp_path: Path) -> None:
         "down": {},
         "up": {"logits": 123_456},
     }
-    audited.write(folder, [*an_audit(), extra])
+    audit_logs.write(folder, [*an_audit(), extra])
     text = read(folder).text
     assert "stranger 1 123 kB" in text
     assert "the run's result disagree" in text
@@ -251,25 +111,6 @@ def test_generated_images_are_subsampled_evenly_with_the_last(tmp_path: Path) ->
     labels = read(folder).attributes("aria-label")
     rows = [label for label in labels if "generated inputs at step" in label]
     assert rows == [f"12 generated inputs at step {step}" for step in range(40, 1001, 120)]
-
-
-def refuse_loading(page: Page, source: str) -> None:
-    """Assert that a page runs and loads nothing and links to other reports only."""
-    tags = {tag for tag, _ in page.tags}
-    assert not tags & {"script", "iframe", "object", "embed", "base", "form", "audio", "video"}
-    for name in ("src", "href", "srcset", "xlink:href", "data", "action", "poster", "background"):
-        # Or a part of the page itself, which a drawing shows again.
-        values = [
-            value for value in page.attributes(name) if ":" in value or not value.endswith("/report.html")
-        ]
-        assert all(value.startswith(("data:", "#")) for value in values), name
-    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
-    style = source[source.index("<style>") : source.index("</style>")]
-    assert "url(" not in style
-    assert "@import" not in style
-    policy = [attrs["content"] for _, attrs in page.tags if "http-equiv" in attrs]
-    assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
-    assert all(attrs.get("scope") for tag, attrs in page.tags if tag == "th")
 
 
 def test_page_loads_and_runs_nothing(tmp_path: Path) -> None:
@@ -388,27 +229,6 @@ def sentence_with(kinds: dict[str, dict[str, int]], **changes: Any) -> str:
     result = {**a_result(), **changes}
     result["bytes"] = {"up": 1, "down": 1, "by_kind": kinds}
     return run_sentence(Result.from_record(result))
-
-
-def a_result_in_rounds() -> dict[str, Any]:
-    """Return the result of a method in rounds, without standalone models and evaluated by an average."""
-    result = a_result()
-    del result["student"]["accuracy"]
-    return {
-        **result,
-        "title": "FedPer",
-        "evaluated_model": "virtual",
-        "accuracy": 88.25,
-        "standalone": None,
-        "ensemble": None,
-        "local": {
-            "accuracy": {"mean": 70.0, "std": 2.0, "per_node": [68.0, 72.0]},
-            "share": {"mean": 71.0, "std": 1.0, "per_node": [70.0, 72.0]},
-        },
-        "iteration_unit": "round",
-        "iterations": 4,
-        "public": {"name": "mosaics", "examples": 500, "note": "cut from photographs"},
-    }
 
 
 def test_page_of_a_method_in_rounds(tmp_path: Path) -> None:

@@ -16,22 +16,10 @@ from safetensors.numpy import save_file
 from fedstill.core.errors import RunFolderError
 from fedstill.report import write_report
 from fedstill.report.images import LINE_WIDTH, OUTLINE_COLORS, build_image_section, outline_codes
-from fedstill.report.result import Result
-from tests.report.test_report_page import Page, a_folder, a_result, read
-from tests.report.test_report_png import decoded
+from fedstill.report.records import Result
+from tests.support.result_files import FOUND, TRUTH, Page, a_case, a_folder, a_result, decoded, read
 
-TRUTH = np.zeros((6, 8), np.int32)
-TRUTH[1:4, 2:5] = 1
-FOUND = np.zeros((6, 8), np.int32)
-FOUND[2:5, 2:5] = 1
 HOSTILE = '"><script>alert(1)</script>'
-
-
-def a_case(rank: str = "only", kind: str = "map", **changes: Any) -> dict[str, Any]:
-    models = [{"name": "student", "score": 66.667}, {"name": "north", "score": None}]
-    region = {"part": 4, "parts": 30, "window": [0, 0, 6, 8], "size": [6, 8]}
-    case = {"case": "patient 7", "site": "Utrecht", "rank": rank, "kind": kind, "models": models}
-    return {**case, **region, **changes}
 
 
 def segmented(folder: Path, *cases: dict[str, Any]) -> dict[str, Any]:

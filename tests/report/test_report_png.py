@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import io
-
 import numpy as np
-import numpy.typing as npt
 import pytest
-from PIL import Image
 
 from fedstill.report import images
-
-
-def decoded(address: str) -> npt.NDArray[np.uint8]:
-    """Return the pixels of an image in a ``data:`` URL."""
-    head = "data:image/png;base64,"
-    assert address.startswith(head)
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(address[len(head) :], validate=True))))
+from tests.support.result_files import decoded
 
 
 @pytest.mark.parametrize("channels", [1, 3])

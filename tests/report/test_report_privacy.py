@@ -11,11 +11,9 @@ import pytest
 
 from fedstill.core.errors import RunFolderError
 from fedstill.report.privacy_section import describe_privacy, image_notes, max_guess_accuracy
-from fedstill.report.records import run_guarantee
-from fedstill.report.result import AuditTotals, Result
-from tests import audited
-from tests.report.test_report_page import Page, a_folder, a_result, an_audit, only_result, page_of, read
-from tests.report.test_report_table import printed
+from fedstill.report.records import AuditTotals, Result
+from tests.support import audit_logs
+from tests.support.result_files import Page, a_folder, a_result, an_audit, only_result, page_of, printed, read
 
 UNIT = "one training record of this node, added or removed"
 COUNTS = "counts of count_labels: Laplace noise of scale 10 on each count"
@@ -72,7 +70,7 @@ def folder_of(folder: Path, result: dict[str, Any]) -> Page:
             line = {**line, **entry}
         first.add(line["node"])
         lines.append(line)
-    audited.write(folder, lines)
+    audit_logs.write(folder, lines)
     return read(folder)
 
 
@@ -88,14 +86,11 @@ def test_max_guess_accuracy_is_that_of_optimal_test() -> None:
     assert max_guess_accuracy(1e6, 0.0) == 1.0
 
 
-def test_run_guarantee_is_that_of_weakest_node() -> None:
+def test_guarantee_of_run_is_that_of_weakest_node() -> None:
     result = result_with(a_node("north", 3.0), a_node("south", 5.0, delta=1e-6))
-    assert run_guarantee(Result.from_record(result)) == (5.0, 1e-5)
-    assert (
-        run_guarantee(Result.from_record(result_with(a_node("north", 3.0), unprotected_node("south"))))
-        is None
-    )
-    assert run_guarantee(Result.from_record({"privacy": {"guarantee": None, "text": "no guarantee"}})) is None
+    assert Result.from_record(result).guarantee == (5.0, 1e-5)
+    assert Result.from_record(result_with(a_node("north", 3.0), unprotected_node("south"))).guarantee is None
+    assert Result.from_record({"privacy": {"guarantee": None, "text": "no guarantee"}}).guarantee is None
 
 
 # --- the page ---
@@ -203,7 +198,7 @@ def test_noisy_counts_are_reported(tmp_path: Path) -> None:
 
 def test_infinite_epsilon_is_shown(tmp_path: Path) -> None:
     node = a_node("north", math.inf, budget=None, left=None)
-    assert run_guarantee(Result.from_record(result_with(node))) == (math.inf, 1e-5)
+    assert Result.from_record(result_with(node)).guarantee == (math.inf, 1e-5)
     assert "pate inf 1e-05 over 99.9% none set" in only_result(tmp_path, result_with(node)).text
 
 
@@ -218,7 +213,7 @@ def test_charges_are_read_from_audit_log(tmp_path: Path) -> None:
         {"node": "north", "mechanism": "pate"},
         {"node": "north", "part": "refused", "rule": "a rule"},
     ]
-    audited.write(tmp_path, lines)
+    audit_logs.write(tmp_path, lines)
     totals = AuditTotals.read(tmp_path / "audit.sqlite")
     assert totals is not None
     assert totals.nodes["north"].charges == {"laplace(10.0)": 1, "gaussian(2.0)": 7}

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from fedstill.core.text_format import finite_number_at_keys, format_bytes, format_seconds
-from fedstill.report import print_table
 from fedstill.report.tables import Cell, Column, Row, Table, markdown, print_rows
+from tests.support.result_files import printed
 
 RESULT: dict[str, Any] = {
     "name": "digits-fediod",
@@ -56,12 +56,6 @@ def test_standalone_nodes_are_one_row() -> None:
     text = printed(alone)
     assert re.search(r"local models \(FedPer\) +70.0% ± 2.0", text)
     assert text.count("70.0%") == 1
-
-
-def printed(result: dict[str, Any]) -> str:
-    out = StringIO()
-    print_table(result, Console(file=out, width=90, color_system=None))
-    return out.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report.result import Result
-from tests.report.test_report_page import a_result
+from fedstill.report.records import Result
+from tests.support.result_files import a_result, corruptions
 
 ERROR_LINE = re.compile(r"result\.json: [^\n]+")
-
-
-def corruptions(value: Any, junk: object) -> Iterator[Any]:
-    """Yield copies of a value, each with one part replaced by junk."""
-    parts: Any = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, part in parts:
-        inner = corruptions(part, junk) if isinstance(part, dict | list) else ()
-        for other in (junk, *inner):
-            changed = value.copy()
-            changed[key] = other
-            yield changed
 
 
 @pytest.mark.parametrize("junk", [None, "x", 7, [3, None], {"a": [1]}, float("nan")])

@@ -8,30 +8,13 @@ from pathlib import Path
 import pytest
 
 from fedstill.core.errors import RunFolderError
-from fedstill.core.progress import PROGRESS_FILE, ProgressSnapshot
+from fedstill.core.progress import PROGRESS_FILE
 from fedstill.report import write_report
 from fedstill.report.figures import MAX_POINTS
 from fedstill.report.tables import sparkline
 from fedstill.runs import run
-from tests.federation.test_remote import tiny
-from tests.report.test_report_page import a_result, measured, read
-
-HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
-
-
-def unfinished_run(folder: Path, **changes: object) -> Path:
-    about = {
-        "title": "FedIOD",
-        "metric": "accuracy",
-        "metric_title": "Accuracy",
-        "unit": "%",
-        "better": "higher",
-    }
-    note = ProgressSnapshot(
-        "distillation", 31, 400, updated_at=130.0, phase_started_at=100.0, phase_start_count=1, run_info=about
-    )
-    (folder / PROGRESS_FILE).write_text(json.dumps({**json.loads(note.to_json()), **changes}))
-    return folder
+from tests.support.links import tiny
+from tests.support.result_files import HOSTILE, a_result, measured, read, unfinished_run
 
 
 def test_page_shows_progress_and_metrics(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedstill.core import config_tables
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.data.splits import Dirichlet
+from fedstill.data.partitioners import Dirichlet
 from fedstill.protocol.method import METHODS, Method
 from fedstill.runs import presets, spec
 

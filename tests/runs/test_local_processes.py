@@ -22,19 +22,18 @@ from fedstill.cli.run import configured
 from fedstill.core import run_writer
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, RunFolderError
 from fedstill.core.progress import ProgressBar, ProgressSnapshot
-from fedstill.data.splits import Dirichlet
+from fedstill.data.partitioners import Dirichlet
 from fedstill.federation.transport import Link, LinkError
 from fedstill.protocol.wire_format import unpack
 from fedstill.report import write_report
-from fedstill.report.result import MetricsLog
+from fedstill.report.records import MetricsLog
 from fedstill.runs import deployment, run
 from fedstill.runs.results import write_results
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import NodesConfig, from_dict, load_toml, read_toml
 from fedstill.track import Tracker
-from fedstill.track.tracker_group import TrackerGroup
-from tests.federation.test_remote import Away, tiny
-from tests.loopback import Loopback
+from fedstill.track.tracker import TrackerGroup
+from tests.support.links import Away, Loopback, tiny
 
 TURNS = [{"phase": "distillation", "step": step, "accuracy": 10.0 * step} for step in range(1, 6)]
 RESULT = {"title": "FedAvg", "method": "fedavg", "accuracy": 80.0, "engine": {"backend": "flare"}}

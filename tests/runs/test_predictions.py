@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from fedstill.core.dataset import CaseIndex, TensorData
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.runs.results import FILE, MAX_CLASSES, TestNames, predictions_csv
 from fedstill.runs.run import run
 from fedstill.runs.spec import from_dict
@@ -24,8 +24,8 @@ from fedstill.tasks.reconstruction import Reconstruction
 from fedstill.tasks.regression import Regression
 from fedstill.tasks.segmentation import Segmentation
 from fedstill.tasks.survival import Survival
-from tests.federation.test_remote import Away, tiny
-from tests.student.test_evaluate import config
+from tests.support.data_files import config
+from tests.support.links import Away, tiny
 
 Row = dict[str, str]
 
@@ -150,7 +150,9 @@ def test_unknown_labels_are_empty_in_file() -> None:
 
 
 def test_numbers_are_in_the_unit_of_the_schema() -> None:
-    schema = Schema("days", (SchemaColumn(name="a", range=(0, 1)), SchemaColumn(name="days", range=(0, 40))))
+    schema = TableSchema(
+        "days", (SchemaColumn(name="a", range=(0, 1)), SchemaColumn(name="days", range=(0, 40)))
+    )
     outputs, targets = torch.tensor([[-1.0], [0.5]]), torch.tensor([[0.0], [1.0]])
     data = TensorData(torch.zeros(2, 1), targets)
     rows = lines(predictions_csv(Regression(1), {"student": (outputs, data)}, TestNames(schema=schema)))

@@ -35,9 +35,8 @@ from fedstill.runs.deployment import write_nodes
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.tasks import TASKS
-from tests.predictors import serving, write_onnx
-from tests.runs.test_remote_run import RecordingLink, changed, live
-from tests.runs.test_table_nodes import hosts, run_of
+from tests.support.links import RecordingLink, changed, hosts, live, run_of
+from tests.support.models import serving, write_onnx
 
 WINE = load(make_data_config("wine"), TASKS["tabular"]())
 X, Y = WINE.train.inputs, WINE.train.targets

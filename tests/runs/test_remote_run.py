@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,60 +13,13 @@ import torch
 from fedstill.core.errors import FedstillError, MethodRefused, NodeFault, QueryRefused
 from fedstill.core.progress import ProgressFile, ProgressSnapshot
 from fedstill.federation import transport
-from fedstill.federation.transport import LinkError
 from fedstill.models.module_utils import to_vector
 from fedstill.node.node_service import NodeService
 from fedstill.protocol.run_plan import RunPlan
 from fedstill.protocol.wire_format import unpack
-from fedstill.runs import deployment, remote_run
+from fedstill.runs import remote_run
 from fedstill.runs.simulation import build_simulation
-from fedstill.runs.spec import RunSpec, from_dict, to_dict
-from tests.federation.test_remote import NAMES, Live, tiny
-from tests.loopback import Loopback
-
-
-class RecordingLink(Loopback):
-    """Notes what is said to whom; nodes in ``away`` are not there."""
-
-    def __init__(self, hosts: dict[str, NodeService], away: tuple[str, ...] = ()) -> None:
-        super().__init__({name: host.serve for name, host in hosts.items()})
-        self.away, self.calls = away, list[tuple[str, str]]()
-
-    def call(self, node: str, message: bytes, seconds: float) -> bytes:
-        self.calls.append((node, unpack(message)[0]["operation"]))
-        if node in self.away:
-            raise LinkError("no way")
-        return super().call(node, message, seconds)
-
-    def times(self, do: str) -> int:
-        return sum(operation == do for _, operation in self.calls)
-
-
-def nodes(config: RunSpec, folder: Path, **changes: Any) -> dict[str, NodeService]:
-    """Hosts of a simulation's nodes; ``changes`` replace text in their node.toml."""
-    deployment.write_nodes(config, build_simulation(config)[0], folder / "nodes")
-    for node in NAMES:
-        file = folder / "nodes" / node / "node.toml"
-        text = file.read_text()
-        for name, value in changes.items():
-            text, count = re.subn(rf"(?m)^{name} = (\[[^\]]*\]|.*)$", f"{name} = {value}", text)
-            assert count == 1
-        file.write_text(text)
-    return {name: NodeService(folder / "nodes" / name) for name in NAMES}
-
-
-def live(config: RunSpec, link: Loopback, folder: Path) -> Live:
-    (folder / "server").mkdir(exist_ok=True)
-    return Live(config, link, "one", folder / "server")
-
-
-def changed(config: RunSpec, **tables: dict[str, Any]) -> RunSpec:
-    """A configuration with some values of some tables replaced."""
-    table = to_dict(config)
-    for name, values in tables.items():
-        table[name] = {**table[name], **values}
-    return from_dict(table)
-
+from tests.support.links import NAMES, RecordingLink, changed, live, nodes, tiny
 
 # --- what it knows ------------------------------------------------------------------------------------
 

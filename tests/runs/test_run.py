@@ -24,22 +24,9 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.run import resume
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import from_dict, load_toml
-from tests.audited import edit, entries
-from tests.forked import Command
-
-SHORT = [
-    *("--nodes.local.epochs", "2", "--method.steps", "24", "--evaluation.every", "8"),
-    *("--nodes.models", "small-cnn:8", "--student.model", "small-cnn:8", "--engine.threads", "1"),
-    *("--method.generator.width", "16", "--method.critic.width", "8", "--engine.batching", "one-by-one"),
-]
-
-
-def fedstill_run(*words: str) -> int:
-    """The exit code of the command line, in this process."""
-    with pytest.raises(SystemExit) as exit:
-        cli.main(["run", *words])
-    assert isinstance(exit.value.code, int)
-    return exit.value.code
+from tests.support.audit_logs import edit, entries
+from tests.support.processes import Command
+from tests.support.runs import SHORT, fedstill_run
 
 
 def result_of(folder: Path) -> dict[str, Any]:

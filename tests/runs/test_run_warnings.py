@@ -18,7 +18,7 @@ from fedstill.runs.evaluation import Outputs
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
 from fedstill.tasks.reconstruction import ReconstructionConfig
-from tests.runs.test_run import SHORT, fedstill_run
+from tests.support.runs import SHORT, fedstill_run
 
 
 def images(first: int, count: int, *labels: int) -> TensorData:

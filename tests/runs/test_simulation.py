@@ -37,36 +37,9 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.build import Setting, describe_cases
 from fedstill.runs.simulation import Simulation
-from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
-from tests.run_settings import make_setting, node_models
-
-SHAPE, SIZES = (1, 8, 8), (10, 20, 30)
-
-
-def blobs(count: int, seed: int) -> TensorData:
-    """Images of one bright row, whose place tells which of three classes."""
-    draw = torch.Generator().manual_seed(seed)
-    labels = torch.randint(3, (count,), generator=draw)
-    pixels = -0.8 + 0.1 * torch.rand(count, *SHAPE, generator=draw)
-    pixels[torch.arange(count), 0, 2 * labels] = 0.8
-    return TensorData(pixels, labels)
-
-
-def setting(method: Any, spec: str = "mlp:8", *, test: int = 40, nodes: int = 3, **changes: Any) -> Setting:
-    given: dict[str, Any] = {
-        "task": Classification(3),
-        "parts": [blobs(SIZES[index % 3], index) for index in range(nodes)],
-        "models": [build(spec, SHAPE, 3, 0, index) for index in range(nodes)],
-        "student": build(spec, SHAPE, 3, 0, "student"),
-        "test": blobs(test, 9),
-        "method": method,
-        "policies": [PolicyConfig(outputs_only=False)] * nodes,
-        "local": LocalConfig(epochs=2, batch=10),
-        "engine": EngineConfig(batching="one-by-one"),
-        **changes,
-    }
-    return make_setting(**given)
+from tests.support.bright_rows import SHAPE, SIZES, blobs, setting
+from tests.support.runs import node_models
 
 
 def accuracy(model: nn.Module, data: TensorData) -> float:

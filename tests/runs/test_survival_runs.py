@@ -13,14 +13,14 @@ from fedstill.cli import main as cli
 from fedstill.core.errors import DataError
 from fedstill.data.table_data import read_schema, read_table_folder
 from fedstill.models import MLP
-from tests import survivors
-from tests.runs.small_run import result_of, small_run
+from tests.support import data_files
+from tests.support.runs import result_of, small_run
 
 
 def run(out: Path, *words: str, method: str) -> dict[str, Any]:
     """What ``result.json`` says of a run with a node for each site."""
     tables = {
-        "data": {"name": str(survivors.write(out / "hospitals"))},
+        "data": {"name": str(data_files.write_survival(out / "hospitals"))},
         "split": {"name": "column", "column": "site", "nodes": 0},
         "public": {"name": "noise", "limit": 200},
         "evaluation": {"centralized": True, "every": 0},
@@ -63,10 +63,18 @@ def test_methods_learn_survival(tmp_path: Path, method: str, options: tuple[str,
 
 
 def test_rejects_survival_table_without_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = survivors.write(tmp_path / "hospitals", rows=12)
+    folder = data_files.write_survival(tmp_path / "hospitals", rows=12)
     for task, text, message in (
-        ("survival", survivors.SCHEMA.replace('event = "died"', ""), "'months' of the schema is a number"),
-        ("regression", survivors.SCHEMA, "'months' of the schema is a time until an event (expected"),
+        (
+            "survival",
+            data_files.SURVIVAL_SCHEMA.replace('event = "died"', ""),
+            "'months' of the schema is a number",
+        ),
+        (
+            "regression",
+            data_files.SURVIVAL_SCHEMA,
+            "'months' of the schema is a time until an event (expected",
+        ),
     ):
         (folder / "schema.toml").write_text(text, encoding="utf-8")
         with pytest.raises(SystemExit) as exit:
@@ -76,7 +84,7 @@ def test_rejects_survival_table_without_event(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_distil_accepts_times_and_events(tmp_path: Path) -> None:
-    folder = survivors.write(tmp_path, sites=2)
+    folder = data_files.write_survival(tmp_path, sites=2)
     schema = read_schema(folder / "schema.toml")
     data = read_table_folder(folder, schema).data
     rows = torch.arange(len(data)) % 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,58 +15,11 @@ from fedstill.core.errors import FedstillError
 from fedstill.data.loading import load
 from fedstill.models.module_utils import to_vector
 from fedstill.node.approvals import ApprovalRequest, describe_request
-from fedstill.node.node_service import NodeService
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.remote_run import make_run_plan
 from fedstill.runs.simulation import build_simulation
-from fedstill.runs.spec import RunSpec, from_dict, to_toml
-from tests.federation.test_remote import NAMES
-from tests.runs.test_remote_run import RecordingLink, live, nodes
-
-SCHEMA = """
-target = "ill"
-columns = [
-    { name = "age", range = [0, 100], missing = true },
-    { name = "ward", type = "category", categories = ["a", "b", "c"] },
-    { name = "ill", type = "category", categories = ["no", "yes"] },
-]
-"""
-
-
-def run_of(folder: Path, method: str) -> RunSpec:
-    """A run on a folder of tables, one a node, a quarter of whose rows are for testing."""
-    draw, tables = random.Random(0), folder / "hospitals"
-    tables.mkdir()
-    (tables / "schema.toml").write_text(SCHEMA, encoding="utf-8")
-    for name in NAMES:
-        rows = ["age,ward,ill,split"]
-        for number in range(40):
-            age = draw.randrange(101)
-            ill, part = "yes" if age > 50 else "no", "test" if number % 4 == 0 else "train"
-            rows.append(f"{age if number % 9 else ''},{draw.choice('abc')},{ill},{part}")
-        (tables / f"{name}.csv").write_text("\n".join(rows), encoding="utf-8")
-    local = {"epochs": 3, "batch": 8}
-    options = {"fediod": {"steps": 4, "batch": 8}, "fedavg": {"rounds": 2}}[method]
-    return from_dict(
-        {
-            "task": {"name": "tabular"},
-            "data": {"name": str(tables)},
-            "split": {"name": "column", "column": "site", "nodes": 0},
-            "nodes": {"models": ["mlp:8"], "local": local, "policy": {"outputs_only": method == "fediod"}},
-            "student": {"model": "mlp:8"},
-            "method": {"name": method, **options},
-            "engine": {"batching": "one-by-one"},
-            "evaluation": {"every": 0, "centralized": False},
-        }
-    )
-
-
-def hosts(config: RunSpec, folder: Path) -> dict[str, NodeService]:
-    """The nodes of a run, each with its own csv in its own folder."""
-    made = nodes(config, folder, source='"csv"', path='"own.csv"')
-    for name in made:
-        shutil.copy(folder / "hospitals" / f"{name}.csv", folder / "nodes" / name / "own.csv")
-    return made
+from fedstill.runs.spec import to_toml
+from tests.support.links import NAMES, SCHEMA, RecordingLink, hosts, live, run_of
 
 
 def test_owner_checks_table_by_run_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

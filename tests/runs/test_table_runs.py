@@ -16,7 +16,7 @@ from fedstill.data.loading import load
 from fedstill.data.table_data import check_features, encode_frame
 from fedstill.models import MLP, Linear
 from fedstill.tasks.classification import TabularConfig
-from tests.runs.small_run import result_of, small_run
+from tests.support.runs import result_of, small_run
 
 
 def run(out: Path, *words: str, method: str, model: str = "mlp:16") -> int:
@@ -140,7 +140,7 @@ def test_attacks_run_on_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 # --- from Python ------------------------------------------------------------------------------------------
 
-COLUMNS = fedstill.Schema(
+COLUMNS = fedstill.TableSchema(
     "ill",
     (
         fedstill.SchemaColumn(name="age", range=(0.0, 100.0)),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.small_run import result_of, small_run
+from tests.support.runs import result_of, small_run
 
 GOOD, BAD = ["fine", "warm", "bright", "sharp"], ["dull", "flat", "slow", "cold"]
 FILLERS = ["the", "film", "is", "a", "story", "of", "two", "days"]

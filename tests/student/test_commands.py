@@ -18,7 +18,7 @@ import fedstill
 from fedstill.report.model_card import model_card
 from fedstill.runs.run import run
 from fedstill.runs.spec import load_toml
-from tests.student import hospitals
+from tests.support import data_files
 
 Main = Callable[..., tuple[int, str, str]]
 
@@ -28,11 +28,11 @@ def a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run of three hospitals, next to that of a fourth."""
     folder = tmp_path_factory.mktemp("hospitals")
     (folder / "data").mkdir()
-    (folder / "data" / "schema.toml").write_text(hospitals.SCHEMA, encoding="utf-8")
+    (folder / "data" / "schema.toml").write_text(data_files.HOSPITAL_SCHEMA, encoding="utf-8")
     for seed, site in enumerate("abc"):
-        hospitals.write(folder / "data", site, seed)
-    hospitals.write(folder, "d", 3)
-    toml = hospitals.RUN.replace("DATA", str(folder / "data"))
+        data_files.write_hospital(folder / "data", site, seed)
+    data_files.write_hospital(folder, "d", 3)
+    toml = data_files.HOSPITAL_RUN.replace("DATA", str(folder / "data"))
     (folder / "run.toml").write_text(toml, encoding="utf-8")
     run(load_toml(folder / "run.toml"), folder / "run", command="fedstill run run.toml", progress=False)
     return folder / "run"

@@ -149,7 +149,7 @@ def test_builtin_module_is_named_with_its_width(
 def test_regression_predictions_are_in_target_unit(tmp_path: Path) -> None:
     column = fedstill.SchemaColumn
     columns = (column(name="age", range=(0.0, 100.0)), column(name="days", range=(0.0, 30.0)))
-    schema = fedstill.Schema("days", columns)
+    schema = fedstill.TableSchema("days", columns)
     spec = DataSpec(TASKS["regression"](), ("days",), (1,), (), (), schema=schema)
     network = nn.Linear(1, 1)
     nn.init.constant_(network.weight, 0.5)
@@ -171,7 +171,7 @@ def test_survival_predictions_are_survival_probabilities(tmp_path: Path) -> None
         column(name="days", range=(0.0, 30.0)),
         column(name="died", type="category", categories=("no", "yes")),
     )
-    schema = fedstill.Schema("days", columns, event="died", intervals=3)
+    schema = fedstill.TableSchema("days", columns, event="died", intervals=3)
     network = nn.Linear(1, 3)
     nn.init.zeros_(network.weight)
     nn.init.zeros_(network.bias)  # half of those who are left, in each interval

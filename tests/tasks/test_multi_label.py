@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.dataset import TensorData
-from fedstill.tasks import formulas
+from fedstill.tasks import logit_formulas
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel, MultiLabelConfig
 
@@ -102,8 +102,8 @@ def test_node_without_a_label_has_weight_zero() -> None:
 def test_confidence_and_uniqueness_losses_equal_binary_classification() -> None:
     responses, pi = random_logits(3, 4, 3), torch.tensor([0.5, 0.2, 0.3])
     two = pairs(responses)  # (K, B, 2, C): labels are like pixels
-    torch.testing.assert_close(TASK.confidence_loss(responses, pi), formulas.mean_entropy(two, pi))
-    torch.testing.assert_close(TASK.uniqueness_loss(responses, pi), -formulas.js_divergence(two, pi))
+    torch.testing.assert_close(TASK.confidence_loss(responses, pi), logit_formulas.mean_entropy(two, pi))
+    torch.testing.assert_close(TASK.uniqueness_loss(responses, pi), -logit_formulas.js_divergence(two, pi))
 
 
 def test_balance_loss_is_lowest_for_labels_in_half_of_the_batch() -> None:
@@ -164,7 +164,7 @@ def test_expertise_by_hand() -> None:
 @pytest.mark.parametrize("tau", [1.0, 3.0, 1e3])
 def test_distillation_loss_equals_binary_classification(tau: float) -> None:
     student, target = random_logits(4, 3), random_logits(4, 3, seed=1)
-    expected = formulas.distillation_loss(pairs(student), pairs(target), tau)
+    expected = logit_formulas.distillation_loss(pairs(student), pairs(target), tau)
     torch.testing.assert_close(TASK.distillation_loss(student, target, tau), expected, rtol=1e-4, atol=1e-6)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.table_schema import Schema, SchemaColumn
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data.table_data import encode_rows
 from fedstill.tasks.survival import Floats, SurvivalConfig, concordance, integrated_brier, interval_labels
 
@@ -166,7 +166,7 @@ def test_rejects_invalid_times_and_events(targets: torch.Tensor, message: str) -
 AGE = SchemaColumn(name="age", range=(0.0, 100.0))
 DAYS = SchemaColumn(name="days", range=(30.0, 60.0))
 DIED = SchemaColumn(name="died", type="category", categories=("0", "1"))
-SCHEMA = Schema("days", (AGE, DAYS, DIED), event="died", intervals=30)
+SCHEMA = TableSchema("days", (AGE, DAYS, DIED), event="died", intervals=30)
 
 
 def test_times_are_counted_in_intervals_without_rounding_errors() -> None:

@@ -22,8 +22,8 @@ from fedstill.privacy.statement import make_statement, summarize_privacy
 from fedstill.runs.run import resume, run
 from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.track import TRACKERS, Tracker, final_metrics, flatten_metrics
-from fedstill.track.tracker_group import TrackerGroup
-from tests.my_lab_package import MY_LAB
+from fedstill.track.tracker import TrackerGroup
+from tests.support.my_lab import MY_LAB
 
 RESULT = {"metrics": [{"key": "accuracy"}], "accuracy": 80.0, "bytes": {"up": 10, "down": 20}}
 Logged = Counter[tuple[str, int, float]]  # count of each metric at each step
@@ -254,7 +254,7 @@ def test_failure_at_close_is_in_result(at: str, tmp_path: Path, monkeypatch: pyt
     ("named", "message"),
     [
         (["tensorbord"], r"invalid track = 'tensorbord' \(expected tensorboard, mlflow, wandb"),
-        (["tests.my_lab_package:Lab"], "a subclass of Tracker"),
+        (["tests.support.my_lab:Lab"], "a subclass of Tracker"),
         ([f"{__name__}:InterruptingTracker"] * 2, "each tracker once"),
     ],
 )

@@ -19,7 +19,6 @@ from fedstill.methods import (
     Needs,
     NodeSetting,
     NodeView,
-    PayloadKind,
     Query,
     QueryDetails,
     Server,
@@ -29,7 +28,7 @@ from fedstill.methods import (
     payload_kinds,
 )
 
-CLASS_LOGITS = PayloadKind(
+CLASS_LOGITS = payload_kinds.PayloadKind(
     "class logits", "a mean score vector for each class, over a node's own records", category="rows"
 )
 

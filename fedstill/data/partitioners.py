@@ -106,13 +106,13 @@ class SplitConfig(Registrable, ABC):
 SPLITS: Registry[type[SplitConfig]] = Registry(
     "split",
     {
-        "iid": "fedstill.data.splits:IID",
-        "dirichlet": "fedstill.data.splits:Dirichlet",
-        "balanced-dirichlet": "fedstill.data.splits:BalancedDirichlet",
-        "shards": "fedstill.data.splits:Shards",
-        "column": "fedstill.data.splits:ByColumn",
-        "sorted": "fedstill.data.splits:SortedByColumn",
-        "positives": "fedstill.data.splits:Positives",
+        "iid": "fedstill.data.partitioners:IID",
+        "dirichlet": "fedstill.data.partitioners:Dirichlet",
+        "balanced-dirichlet": "fedstill.data.partitioners:BalancedDirichlet",
+        "shards": "fedstill.data.partitioners:Shards",
+        "column": "fedstill.data.partitioners:ByColumn",
+        "sorted": "fedstill.data.partitioners:SortedByColumn",
+        "positives": "fedstill.data.partitioners:Positives",
     },
     base=SplitConfig,
 )
@@ -269,7 +269,7 @@ def split(
         ArgumentError: an option has an invalid value, or one that these data do not allow.
         DataError: there are no examples, labels are outside the classes, or a column cannot be used.
 
-    >>> from fedstill.data.splits import Shards
+    >>> from fedstill.data.partitioners import Shards
     >>> config = Shards(nodes=2, classes_per_node=1, minimum=1)
     >>> parts = split(torch.tensor([0, 1, 0, 1, 1]), 2, config, np.random.default_rng(0))
     >>> sorted(part.tolist() for part in parts)

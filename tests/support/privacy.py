@@ -1,8 +1,21 @@
-"""Count what sums over nodes leave open of a single node's response."""
+"""Mechanisms by name, and what releases leave open."""
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import torch
+
+from fedstill.privacy.config import MECHANISMS, PrivacyConfig
+from fedstill.privacy.events import Event, PrivacyCost
+
+
+def make_mechanism(mechanism: str, **options: Any) -> PrivacyConfig:
+    """Create a mechanism with those of the options that it has."""
+    kind = MECHANISMS[mechanism]
+    known = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in options.items() if name in known})
 
 
 def free_directions(jacobian: torch.Tensor, node: int, nodes: int, classes: int) -> int:
@@ -23,3 +36,10 @@ def free_directions(jacobian: torch.Tensor, node: int, nodes: int, classes: int)
     null = V[rank:].T.reshape(nodes, classes, values, -1 if rank < len(V) else 0)[node]  # (C, values, free)
     moved = (null - null.mean(0)).flatten(0, 1)
     return int((torch.linalg.svdvals(moved) > 1e-3).sum()) if moved.shape[1] else 0
+
+
+def single_event(cost: PrivacyCost | None) -> tuple[Event, int]:
+    """Return the only event of a cost, and its count."""
+    assert cost is not None
+    (event,) = cost.items()
+    return event

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,10 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import SentQuery
-from fedstill.federation.inprocess import InProcess, group_nodes
+from fedstill.federation.inprocess import InProcess
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.secure_aggregation import SecureAggregation
+from fedstill.methods import count_labels_query, count_samples_query
 from fedstill.methods._input_generators import GeneratorTraining
 from fedstill.methods._server import Server
 from fedstill.models import build
@@ -32,7 +34,9 @@ from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
-from fedstill.protocol.queries import NodeSetting, NodeSide
+from fedstill.protocol.queries import NodeSetting, NodeSide, Query
+from fedstill.runs.simulation import group_nodes
+from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 
 SHAPE, CLASSES, SEED = (1, 8, 8), 3, 4
@@ -242,3 +246,43 @@ def in_training(node: Node, setting: NodeSetting, *roles: str) -> NodeView:
     for role in node.modules:
         group.module(role).train(role in roles)
     return NodeView(group, setting)
+
+
+def count_labels(task: Task) -> Query:
+    return count_labels_query(NodeSetting(task, LocalConfig(), Compute()))
+
+
+def count_samples() -> Query:
+    return count_samples_query()
+
+
+SETTING = NodeSetting(Classification(3), LocalConfig(), Compute())
+
+
+class FakeCapture:
+    """Captures a step by keeping the function. A replay runs it again and copies the outputs.
+
+    Capturing restores static buffers, as a CUDA graph leaves them unchanged.
+    """
+
+    def __init__(self, static_buffers: Callable[[], Iterator[torch.Tensor]]) -> None:
+        self.static_buffers, self.captures = static_buffers, 0
+
+    def warmup(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def __call__(self, step: Callable[[], Mapping[str, torch.Tensor]]) -> tuple[Any, Callable[[], None]]:
+        self.captures += 1
+        before = [tensor.detach().clone() for tensor in self.static_buffers()]
+        outputs = dict(step())
+        with torch.no_grad():
+            for tensor, saved in zip(self.static_buffers(), before, strict=True):
+                tensor.copy_(saved)
+
+        def replay() -> None:
+            with torch.enable_grad():
+                new = step()
+            for name, output in new.items():
+                outputs[name].detach().copy_(output.detach())
+
+        return outputs, replay

@@ -13,9 +13,9 @@ import numpy as np
 import tomli_w
 from sklearn.datasets import load_digits
 
-from tests.forked import Command
+from tests.support.processes import Command
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MY_LAB = ROOT / "examples" / "my_lab"
 SMALL: dict[str, dict[str, Any]] = {  # a run of seconds; tests put other tables in place of some
     "data": {"name": "digits"},

@@ -1,4 +1,4 @@
-"""Read, write and damage audit logs in tests."""
+"""Read, write and damage audit logs."""
 
 from __future__ import annotations
 
@@ -65,3 +65,31 @@ def edit(path: Path, *statements: str) -> None:
         for statement in statements:
             database.execute(statement)
         database.commit()
+
+
+def entry(number: int = 0, **other: Any) -> Entry:
+    line: dict[str, Any] = {
+        "run": "first",
+        "payer": other.get("node", "clinic"),
+        "node": "clinic",
+        "query": "predict_logits",
+        "part": "response",
+        "content_hash": "c0",
+        "history_hash": "a0",
+        "queries": 1,
+        "up": {"logits": 40, "critic": 4},
+        "rule": "Laplace noise of scale 10",
+        "cost": {"laplace(10.0)": 2, "gaussian(1.1)": 1},
+        **other,
+    }
+    return Entry(number=number, **line)
+
+
+def fill(path: Path, rows: int, start: int = 0) -> None:
+    with closing(AuditLog(path, durable=False)) as audit:
+        for number in range(start, start + rows):
+            assert audit.charge(entry(number))
+
+
+def head(path: Path) -> Path:
+    return path.with_name(path.name + ".head")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedstill.core.config_tables import read_table
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data.splits import SPLITS, SplitConfig, sample_dirichlet_shares, split, top_up
+from fedstill.data.partitioners import SPLITS, SplitConfig, sample_dirichlet_shares, split, top_up
 from fedstill.data.stratified_sampling import stratified_sample
 
 

@@ -18,7 +18,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
 from fedstill.runs.build import Setting
 from fedstill.tasks.classification import Classification
-from tests.run_settings import make_setting
+from tests.support.runs import make_setting
 
 SHAPE, CLASSES = (1, 8, 8), 10
 SIZES = (40, 24, 33)  # unequal, and none a multiple of the batch

@@ -26,8 +26,8 @@ from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks import Task
 from fedstill.tasks.reconstruction import Reconstruction
 from fedstill.tasks.segmentation import Segmentation
-from tests.methods import small_world
-from tests.methods.small_world import World, changed, disagreeing, make_nodes
+from tests.support import small_world
+from tests.support.small_world import World, changed, disagreeing, make_nodes
 
 SHAPE = (1, 16, 16)
 TASK = Segmentation(2)

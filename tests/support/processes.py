@@ -1,17 +1,18 @@
 """A federation whose sites are processes that find each other over loopback: to be killed and started again.
 
 A message is eight bytes of length and as many of content, so nothing is pickled on the way. Processes are
-forked from one that has torch loaded already: a node is up in a tenth of a second.
-"""
+forked from one that has torch loaded already: a node is up in a tenth of a second."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
+import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -34,8 +35,7 @@ from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec, read_toml, to_toml
-from tests.audited import releases
-from tests.forked import FORKING, PATIENCE
+from tests.support.audit_logs import releases
 
 PORT, LOG, STOPPED = "port", "log", "stopped"
 SMALL = """
@@ -331,3 +331,81 @@ def until(happened: Callable[[], object], pause: float = 0.005) -> None:
 def report_time(what: str, since: float) -> None:
     """Print how long a recovery took; ``pytest -s`` shows it."""
     print(f"\nRECOVERY {what}: {time.monotonic() - since:.1f} s")
+
+
+PATIENCE = 600.0
+"""Seconds that a test waits for a process, which takes up to 250 on a slow and busy machine."""
+
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(
+    [
+        "fedstill.cli.main",
+        "fedstill.report",
+        "fedstill.runs.run",
+        "matplotlib.backends.backend_svg",
+        "sklearn.datasets",
+        "tests.support.processes",  # what these processes begin with
+        "torch._dynamo",  # torch loads it with the first optimizer, for seconds
+    ]
+)
+
+
+class Command:
+    """``fedstill`` with some words, as a process of its own.
+
+    Args:
+        words: of the command line, after ``fedstill``.
+        here: the folder to work in.
+        search: where Python looks for modules before all else, also in what the command starts.
+        begin: Python that the process does first.
+    """
+
+    def __init__(self, words: Sequence[object], here: Path, search: Sequence[Path], begin: str = "") -> None:
+        self._printed = here / ".printed"
+        path = os.pathsep.join([*map(str, search), os.environ.get("PYTHONPATH", "")])
+        given = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+        output = ([*map(str, words)], here, given, search, self._printed, begin)
+        self._process = FORKING.Process(target=_command, args=output)
+        self._process.start()
+
+    @property
+    def runs(self) -> bool:
+        return self._process.is_alive()
+
+    def kill(self) -> int | None:
+        """SIGKILL, unless it has ended; what it ended with."""
+        self._process.kill()
+        self._process.join(10)
+        return self._process.exitcode
+
+    def end(self) -> tuple[int, str]:
+        """What it ends with and prints; killed after ``PATIENCE``.
+
+        Raises:
+            TimeoutError: it had to be killed.
+        """
+        self._process.join(PATIENCE)
+        if self._process.exitcode is None:
+            self.kill()
+            raise TimeoutError(f"it took over {PATIENCE} s: {self._printed.read_text()}")
+        return self._process.exitcode, self._printed.read_text()
+
+
+def _command(
+    words: list[str], here: Path, given: Mapping[str, str], search: Sequence[Path], printed: Path, begin: str
+) -> None:
+    os.chdir(here)
+    os.environ.clear()
+    os.environ.update(given)
+    sys.path[:0] = map(str, [here, *search])
+    file = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    import torch
+
+    from fedstill.cli.main import main
+
+    torch.set_num_threads(1)
+    exec(begin, {})
+    sys.argv = ["fedstill", *words]
+    main(words)

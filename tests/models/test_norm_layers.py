@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedstill.models.normalization import GroupNorm
+from fedstill.models.norm_layers import GroupNorm
 
 LAST = torch.channels_last
 GRADIENT = torch.ops.aten.native_group_norm_backward.default

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.tasks.classification import Classification
-from fedstill.tasks.formulas import (
+from fedstill.tasks.logit_formulas import (
     CONSENSUS_STEPS,
     distillation_loss,
     entropy,

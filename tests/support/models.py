@@ -1,10 +1,10 @@
-"""Models that are not torch modules, for tests: an ONNX file and an HTTP endpoint."""
+"""Models that are not torch modules, and weights in the form of VGG-16's."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 
 def write_onnx(path: Path, weights: np.ndarray[Any, Any], output_name: str = "probabilities") -> None:
@@ -56,3 +57,17 @@ def serving(response: Callable[[Any], Any], status: int = 200) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+VGG16 = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)
+
+
+def weights(indices: Sequence[int], seed: int = 0) -> dict[str, torch.Tensor]:
+    """A tiny network in the form of a published one: 2 channels, then 3, 4, ..."""
+    generator, channels, tensors = torch.Generator().manual_seed(seed), 3, {}
+    for position, index in enumerate(indices):
+        wide = 2 + position % 4
+        tensors[f"features.{index}.weight"] = torch.randn(wide, channels, 3, 3, generator=generator)
+        tensors[f"features.{index}.bias"] = torch.randn(wide, generator=generator)
+        channels = wide
+    return {**tensors, "classifier.0.weight": torch.zeros(4, 4)}
