@@ -33,7 +33,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import FedstillError
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.core.workers import Workers
-from fedstill.federation.inprocess import InProcess, group_nodes, should_stack
+from fedstill.federation.inprocess import InProcess
 from fedstill.methods._server import Server
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fediod import FedIOD
@@ -46,6 +46,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.queries import NodeSetting
+from fedstill.runs.simulation import group_nodes, should_stack
 from fedstill.tasks.classification import Classification
 
 CLASSES = 10

@@ -33,7 +33,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.core.workers import Workers
-from fedstill.federation.inprocess import InProcess, group_nodes
+from fedstill.federation.inprocess import InProcess
 from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import Generator
@@ -44,6 +44,7 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, cosine_lr, set_lr
 from fedstill.protocol.queries import NodeSetting
+from fedstill.runs.simulation import group_nodes
 from fedstill.tasks import logit_formulas
 from fedstill.tasks.classification import Classification
 

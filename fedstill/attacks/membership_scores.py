@@ -41,7 +41,6 @@ from fedstill.core.cuda_graphs import uses_global_rng
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.federation.inprocess import group_nodes, should_stack
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -51,6 +50,7 @@ from fedstill.node.node_group import NodeGroup, stacking_key
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE, clopper_pearson_upper
 from fedstill.protocol.local_config import LocalConfig
+from fedstill.runs.simulation import group_nodes, should_stack
 from fedstill.tasks import Task
 from fedstill.tasks.logit_formulas import distillation_loss
 

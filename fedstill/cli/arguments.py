@@ -36,7 +36,11 @@ def _completed_with(names: Callable[[Any], list[str]]) -> Parameter:
     return Parameter(completer=names) if sys.version_info >= (3, 11) else Parameter()
 
 
-Preset = Annotated[str, _completed_with(_complete_presets)]
+Preset = Annotated[
+    str,
+    _completed_with(_complete_presets),
+    Parameter(help="a preset (`fedstill list presets`) or a configuration FILE.toml"),
+]
 MethodName = Annotated[str, _completed_with(_complete_methods)]
 AsJson = Annotated[bool, Parameter(name="--json", help="print the result as JSON")]
 Quiet = Annotated[bool, Parameter(name="--quiet", help="hide progress bars")]

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from fedstill.cli.arguments import AsJson, group
 from fedstill.cli.console import columns, plain, print_json
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
     from fedstill.node.audit_log import AuditLog
     from fedstill.privacy.config import Accountant, PrivacyConfig
+
+LogPath = Annotated[Path, Parameter(help="a node's folder, a run's folder, or the .sqlite file of a log")]
 
 commands = group(
     "audit",
@@ -87,14 +91,13 @@ def _open_log(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
 
 @commands.command
 def show(
-    path: Path, /, *, last: NonNegativeInt = 20, delta: Fraction | None = None, as_json: AsJson = False
+    path: LogPath, /, *, last: NonNegativeInt = 20, delta: Fraction | None = None, as_json: AsJson = False
 ) -> None:
     """Show the last releases, the total epsilon, and what is left of the privacy budgets.
 
     example: fedstill audit show clinic --last 5
 
     Args:
-        path: a node's folder, a run's folder, or the .sqlite file of a log
         last: number of entries (default: 20; 0 shows all)
         delta: delta of the totals (default: the node's, or 1e-5)
     """
@@ -129,13 +132,10 @@ def show(
 
 
 @commands.command
-def verify(path: Path, /, *, as_json: AsJson = False) -> None:
+def verify(path: LogPath, /, *, as_json: AsJson = False) -> None:
     """Verify that the log is complete and unchanged. The exit code is 2 if not.
 
     example: fedstill audit verify clinic
-
-    Args:
-        path: a node's folder, a run's folder, or the .sqlite file of a log
     """
     log, count, trouble = _find_log(path), None, None
     try:
@@ -155,7 +155,7 @@ def verify(path: Path, /, *, as_json: AsJson = False) -> None:
 
 
 @commands.command
-def export(path: Path, /, *, out: Path, whole: bool = False) -> None:
+def export(path: LogPath, /, *, out: Path, whole: bool = False) -> None:
     """Export releases, charges and refused queries as JSON lines.
 
     example: fedstill audit export clinic --out clinic.jsonl
@@ -164,7 +164,6 @@ def export(path: Path, /, *, out: Path, whole: bool = False) -> None:
     confirm guesses of your records.
 
     Args:
-        path: a node's folder, a run's folder, or the .sqlite file of a log
         out: file to write, NAME.jsonl
         whole: also security events, and fingerprints to check entries by
     """
@@ -191,13 +190,12 @@ def _without_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @commands.command
-def accept(path: Path, /, *, because: str) -> None:
+def accept(path: LogPath, /, *, because: str) -> None:
     """Accept a damaged log as its owner. Known privacy costs are charged again.
 
     example: fedstill audit accept clinic --because 'restored from backup'
 
     Args:
-        path: a node's folder, a run's folder, or the .sqlite file of a log
         because: reason, kept in the log
     """
     from fedstill.node import folder_log

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 LAST = 50  # lines of the log that are shown
+NodeFolder = Annotated[Path, Parameter(help="folder of the node")]
 Sha256 = Annotated[str, Parameter(name="HASH")]
 Fingerprint = Annotated[
     str | None, Parameter(help='the server, if several request the same run; "none": one without proof')
@@ -35,7 +36,7 @@ commands = group(
 
 
 @commands.command
-def init(folder: Path, /, *, name: str | None = None) -> None:
+def init(folder: NodeFolder, /, *, name: str | None = None) -> None:
     """Create a node's folder: node.toml with every option explained, and its secret.
 
     example: fedstill node init clinic --name north
@@ -44,7 +45,6 @@ def init(folder: Path, /, *, name: str | None = None) -> None:
     cannot resume then.
 
     Args:
-        folder: folder of the node
         name: name of the node (default: the folder's name)
     """
     from fedstill.core.startup_kit import KIT_FOLDER
@@ -65,13 +65,12 @@ def init(folder: Path, /, *, name: str | None = None) -> None:
 
 
 @commands.command
-def check(folder: Path, run: str | None = None, /, *, as_json: AsJson = False) -> None:
+def check(folder: NodeFolder, run: str | None = None, /, *, as_json: AsJson = False) -> None:
     """Check a node's configuration, and show the queries that it would refuse. Trains nothing.
 
     example: fedstill node check clinic digits-fedkd
 
     Args:
-        folder: folder of the node
         run: a preset, or a run's FILE.toml, to check against (default: each method)
     """
     from fedstill.cli.node_check import check_node
@@ -80,13 +79,10 @@ def check(folder: Path, run: str | None = None, /, *, as_json: AsJson = False) -
 
 
 @commands.command
-def start(folder: Path, /) -> None:
+def start(folder: NodeFolder, /) -> None:
     """Join the federation of the startup kit in FOLDER/kit, until Ctrl+C.
 
     example: fedstill node start clinic
-
-    Args:
-        folder: folder of the node
     """
     from fedstill.federation import flare_site
     from fedstill.node import folder_check
@@ -107,13 +103,10 @@ def start(folder: Path, /) -> None:
 
 
 @commands.command
-def status(folder: Path, /, *, as_json: AsJson = False) -> None:
+def status(folder: NodeFolder, /, *, as_json: AsJson = False) -> None:
     """Show whether the node runs and reaches its server. The exit code is 1 if not.
 
     example: fedstill node status clinic
-
-    Args:
-        folder: folder of the node
     """
     from fedstill.federation import flare_site
 
@@ -137,13 +130,12 @@ def status(folder: Path, /, *, as_json: AsJson = False) -> None:
 
 
 @commands.command
-def requests(folder: Path, sha256: Sha256 | None = None, /, *, as_json: AsJson = False) -> None:
+def requests(folder: NodeFolder, sha256: Sha256 | None = None, /, *, as_json: AsJson = False) -> None:
     """List the runs that wait for your approval, with their servers and queries.
 
     example: fedstill node requests clinic
 
     Args:
-        folder: folder of the node
         sha256: print the canonical description of this run, to the byte; HASH is its SHA-256
     """
     from fedstill.node.approvals import describe_request, find_requests_by_hash
@@ -169,33 +161,35 @@ def requests(folder: Path, sha256: Sha256 | None = None, /, *, as_json: AsJson =
 
 
 @commands.command
-def approve(folder: Path, sha256: Sha256, /, *, server: Fingerprint = None, because: Because = "") -> None:
+def approve(
+    folder: NodeFolder, sha256: Sha256, /, *, server: Fingerprint = None, because: Because = ""
+) -> None:
     """Approve a run of one server.
 
     example: fedstill node approve clinic 3f2a-91c0 --because 'study 12'
 
     Args:
-        folder: folder of the node
         sha256: SHA-256 of the run; compare it with the server's operators by phone
     """
     _decide(folder, sha256, True, server, because)
 
 
 @commands.command
-def reject(folder: Path, sha256: Sha256, /, *, server: Fingerprint = None, because: Because = "") -> None:
+def reject(
+    folder: NodeFolder, sha256: Sha256, /, *, server: Fingerprint = None, because: Because = ""
+) -> None:
     """Reject a run, also one that is in progress.
 
     example: fedstill node reject clinic 3f2a-91c0
 
     Args:
-        folder: folder of the node
         sha256: SHA-256 of the run
     """
     _decide(folder, sha256, False, server, because)
 
 
 @commands.command
-def log(folder: Path, noted: Sha256 = "", /, *, as_json: AsJson = False) -> None:
+def log(folder: NodeFolder, noted: Sha256 = "", /, *, as_json: AsJson = False) -> None:
     """Show the security events in the audit log: joins, refusals and approvals.
 
     example: fedstill node log clinic
@@ -203,7 +197,6 @@ def log(folder: Path, noted: Sha256 = "", /, *, as_json: AsJson = False) -> None
     The exit code is 2 if an entry of the audit log was changed or is missing.
 
     Args:
-        folder: folder of the node
         noted: hash of an entry that you noted elsewhere; must be part of the log
     """
     from fedstill.node import folder_log, owner_folder

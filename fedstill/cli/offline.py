@@ -44,7 +44,6 @@ def make(
     `fedstill offline combine` needs FILE.toml, the configuration.
 
     Args:
-        preset: a preset (`fedstill list presets`) or a configuration FILE.toml
         out: FILE to write (default: queries.safetensors)
         key: the server's private key, created at first use (default: server.key, with server.pub)
     """

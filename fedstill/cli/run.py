@@ -59,7 +59,6 @@ def run(
       --seed N                    seed of all random draws
 
     Args:
-        preset: a preset (`fedstill list presets`) or a configuration FILE.toml
         out: folder of the results (default: runs/NAME-seedSEED)
         resume: folder of a stopped run to resume, to the metrics of an uninterrupted run
         startup_kit: with --engine flare, the admin's kit of a deployed federation (docs/deploy.md)
@@ -105,9 +104,6 @@ def config(preset: Preset, /, *, call: CalledAs) -> None:
     example: fedstill config digits-fedkd --nodes 10 > mine.toml
 
     `fedstill run mine.toml` runs it. `fedstill config PRESET --help-all` lists every option.
-
-    Args:
-        preset: a preset (`fedstill list presets`) or a configuration FILE.toml
     """
     from fedstill.runs.spec import to_toml
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Interval
+from cyclopts import Parameter
 
 from fedstill.cli.arguments import AsJson, group
 from fedstill.cli.console import print_json
@@ -20,19 +21,19 @@ if TYPE_CHECKING:
     from fedstill.federation.admin import ServerStatus
 
 MOST_RUNS = 10  # that are shown
+FederationFolder = Annotated[Path, Parameter(help="folder of the federation")]
 Port = Annotated[int, Interval(ge=1, le=65535), "1 to 65535"]
 
 commands = group("server", "Create a federation on NVIDIA FLARE and run its server.")
 
 
 @commands.command
-def init(folder: Path, /, *, host: str, nodes: tuple[str, ...], port: Port = 8002) -> None:
+def init(folder: FederationFolder, /, *, host: str, nodes: tuple[str, ...], port: Port = 8002) -> None:
     """Create a federation: certificates, and a startup kit for each node.
 
     example: fedstill server init federation --host fl.example.org --nodes north south
 
     Args:
-        folder: folder of the federation, which is created
         host: name or IPv4 address at which the nodes reach the server
         nodes: names of the nodes: letters, digits, - and _
         port: the one port that the server opens (default: 8002)
@@ -60,13 +61,10 @@ def init(folder: Path, /, *, host: str, nodes: tuple[str, ...], port: Port = 800
 
 
 @commands.command
-def start(folder: Path, /) -> None:
+def start(folder: FederationFolder, /) -> None:
     """Run the server until Ctrl+C.
 
     example: fedstill server start federation
-
-    Args:
-        folder: folder of the federation
     """
     from fedstill.federation import flare_site, provision
 
@@ -81,13 +79,10 @@ def start(folder: Path, /) -> None:
 
 
 @commands.command
-def status(folder: Path, /, *, as_json: AsJson = False) -> None:
+def status(folder: FederationFolder, /, *, as_json: AsJson = False) -> None:
     """Show connected nodes and the outcome of runs. The exit code is 1 if the server does not run.
 
     example: fedstill server status federation
-
-    Args:
-        folder: folder of the federation
     """
     from fedstill.federation.admin import ServerMonitor
 
@@ -132,13 +127,10 @@ def _say(server: ServerStatus, folder: Path) -> None:
 
 
 @commands.command
-def stop(folder: Path, /) -> None:
+def stop(folder: FederationFolder, /) -> None:
     """Stop the server and the runs on it.
 
     example: fedstill server stop federation
-
-    Args:
-        folder: folder of the federation
     """
     from fedstill.federation import flare_site
 
@@ -146,13 +138,12 @@ def stop(folder: Path, /) -> None:
 
 
 @commands.command
-def add(folder: Path, /, *, nodes: tuple[str, ...]) -> None:
+def add(folder: FederationFolder, /, *, nodes: tuple[str, ...]) -> None:
     """Create startup kits for more nodes, or with new certificates for known ones.
 
     example: fedstill server add federation --nodes west
 
     Args:
-        folder: folder of the federation
         nodes: names of the nodes
     """
     from fedstill.federation import provision
@@ -165,13 +156,10 @@ def add(folder: Path, /, *, nodes: tuple[str, ...]) -> None:
 
 
 @commands.command
-def renew(folder: Path, /) -> None:
+def renew(folder: FederationFolder, /) -> None:
     """Renew the certificates of the server and the admin.
 
     example: fedstill server renew federation
-
-    Args:
-        folder: folder of the federation
     """
     from fedstill.federation import provision
 
@@ -182,26 +170,24 @@ def renew(folder: Path, /) -> None:
 
 
 @commands.command
-def revoke(folder: Path, node: str, /) -> None:
+def revoke(folder: FederationFolder, node: str, /) -> None:
     """Exclude a node from the federation.
 
     example: fedstill server revoke federation west
 
     Args:
-        folder: folder of the federation
         node: name of the node
     """
     _set_admission(folder, node, command="revoke", done="is excluded", nothing="was revoked already")
 
 
 @commands.command
-def readmit(folder: Path, node: str, /) -> None:
+def readmit(folder: FederationFolder, node: str, /) -> None:
     """Admit a revoked node again.
 
     example: fedstill server readmit federation west
 
     Args:
-        folder: folder of the federation
         node: name of the node
     """
     _set_admission(folder, node, command="readmit", done="is admitted again", nothing="was not revoked")

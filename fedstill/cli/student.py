@@ -14,6 +14,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.options import NonNegativeInt
 from fedstill.core.text_format import format_count
 
+RunFolder = Annotated[Path, Parameter(help="folder of a run")]
 Label = Annotated[str, Parameter(help="column of labels in a CSV file (default: label)")]
 Image = Annotated[str, Parameter(help="column of image files in a CSV file (default: pixels in columns)")]
 Fit = Annotated[bool, Parameter(help="resize images, and convert their channels, to the student's input")]
@@ -25,7 +26,7 @@ Model = Annotated[
 
 
 def predict(
-    run: Path,
+    run: RunFolder,
     data: Path,
     /,
     *,
@@ -42,7 +43,6 @@ def predict(
     example: fedstill predict runs/demo new-images/ --out predictions.csv
 
     Args:
-        run: folder of a run
         data: folder of images, CSV, Parquet or npz file
         out: CSV file to write (default: DATA-predictions.csv in the current folder)
     """
@@ -64,7 +64,7 @@ def predict(
 
 
 def evaluate(
-    run: Path,
+    run: RunFolder,
     /,
     *,
     data: str,
@@ -83,7 +83,6 @@ def evaluate(
     example: fedstill evaluate runs/demo --data hospital-d.csv --label diagnosis
 
     Args:
-        run: folder of a run
         data: built-in data set, file or folder
         root: folder of the built-in data sets
         sites: evaluate on these sites only
@@ -112,7 +111,7 @@ def evaluate(
 
 
 def export(
-    run: Path,
+    run: RunFolder,
     /,
     *,
     kind: Annotated[str, Parameter(name="--format")],
@@ -125,7 +124,6 @@ def export(
     example: fedstill export runs/demo --format onnx --out student.onnx
 
     Args:
-        run: folder of a run
         kind: onnx, torchscript or huggingface
         out: file or folder to write (default: in the run's folder)
     """

@@ -150,7 +150,9 @@ def read_not_attacked(out: Path) -> Mapping[str, str]:
 def _read_string_mapping(file: Path) -> Mapping[str, str]:
     if not file.exists():
         return {}
-    reasons: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+    reasons = read_object(file)
+    if not all(isinstance(reason, str) for reason in reasons.values()):
+        raise RunFolderError(f"{file}: invalid value (expected a text for each folder)")
     return reasons
 
 

@@ -12,55 +12,16 @@ from fedstill.core.compute import Compute
 from fedstill.federation.federation import Federation, SentQuery
 from fedstill.federation.link_config import LinkConfig
 from fedstill.models import PREDICTION_ONLY, carries_gradient
-from fedstill.models.module_utils import parameter_count
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup, group_by_architecture, has_only_matrix_products, stacking_key
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.request_handler import MAX_EXCHANGES, RequestHandler
 from fedstill.protocol.digests import digest
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.wire_format import Tensors
 
-NodeGroups = list[list[Node]]
-
-
-def group_nodes(nodes: Sequence[Node], stacked: bool) -> NodeGroups:
-    """Group nodes: by equal architecture if ``stacked``, otherwise each node alone."""
-    return list(group_by_architecture(nodes)) if stacked else [[node] for node in nodes]
-
-
-LARGE_NETWORK = 2_000_000  # parameters of a network that fills a GPU by itself
-
-
-def should_stack(compute: Compute, nodes: Sequence[Node], *, local_training: bool = False) -> bool:
-    """Return whether networks of equal architecture are stacked
-    (:class:`~fedstill.core.compute.EngineConfig`).
-
-    On a GPU ``auto`` stacks networks that are too small to fill it. It does not stack them for local
-    training, which runs as captured CUDA graphs: one network after another is faster there
-    (``benchmarks/gpu.py``). On a CPU it stacks only networks of matrix products, and only if each core has
-    more than three of each architecture. Stacked convolutions are grouped convolutions, which take two to
-    three times as long on a CPU (``benchmarks/grid.py``); nodes that are not stacked are computed on all
-    cores at once (:mod:`fedstill.core.workers`).
-
-    Args:
-        local_training: the networks are grouped for local training, without queries.
-    """
-    if compute.config.batching != "auto":
-        return compute.config.batching == "stacked"
-    if compute.device.type == "cuda":
-        models = [node.model for node in nodes]
-        if local_training and compute.uses_cuda_graphs(*models):
-            return False
-        return all(parameter_count(model) < LARGE_NETWORK for model in models)
-    networks = [network for node in nodes for network in node.modules.values()]
-    kinds = len({stacking_key(node.model) for node in nodes})
-    return len(nodes) > 3 * compute.workers.count * kinds and all(
-        has_only_matrix_products(each) for each in networks
-    )
-
 
 class InProcess(Federation):
-    """Federation of nodes that are objects of this process, computed in groups (:func:`group_nodes`)."""
+    """Federation of nodes that are objects of this process, computed in groups."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ class DENSEState:
 
 @dataclass(frozen=True, kw_only=True)
 class DENSE(Method):
-    """DENSE's options."""
+    """One-shot distillation from inputs that the ensemble recognizes and the student does not."""
 
     title: ClassVar[str] = "DENSE"
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2022"

@@ -40,7 +40,7 @@ PARAMETER_KINDS = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_P
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
-    """FedAvg's options."""
+    """Weighted averages of the parameters after rounds of local training (Algorithm 1)."""
 
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"

@@ -50,7 +50,7 @@ class FedDFState(LabelHistogramState):
 
 @dataclass(frozen=True, kw_only=True)
 class FedDF(FedAvg):
-    """FedDF's options."""
+    """Averages of parameters, each distilled from the ensemble of all received models (Algorithms 1, 3)."""
 
     title: ClassVar[str] = "FedDF"
     batch_options: ClassVar[tuple[str, ...]] = ("batch",)

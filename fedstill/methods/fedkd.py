@@ -95,7 +95,7 @@ class FedKDState:
 
 @dataclass(frozen=True, kw_only=True)
 class FedKD(Method):
-    """FedKD."""
+    """One-shot distillation from quantized, noisy predictions on public data (Algorithm 1)."""
 
     title: ClassVar[str] = "FedKD"
     paper: ClassVar[str] = "Gong et al., AAAI 2022"
@@ -264,11 +264,12 @@ class FedKD(Method):
             state.histogram.fetch(server)
             state.z_hat = self.query_all(server, state)
         self.student.set_lr(state.optimizer, t, self.total_steps)
-        p, seed, S = t % self.predictions, server.seed, server.student.train()
+        p, seed, student = t % self.predictions, server.seed, server.student.train()
         x, z_hat = shift_public(require_public(server.public), view_seed(seed, p)), state.z_hat[p]
         pairs = iterate_batches(x, z_hat, self.student.batch, seed, "public", t)
         distance = partial(server.task.distillation_loss, tau=self.tau)  # Eq. 5-7
-        return {"student": distill(S, state.optimizer, pairs, distance, server.compute, seed, "student", t)}
+        purpose = (seed, "student", t)
+        return {"student": distill(student, state.optimizer, pairs, distance, server.compute, *purpose)}
 
     def query_all(self, server: Server, state: FedKDState) -> torch.Tensor:
         """Return z_hat of each prediction of each example, ``(P, N, C, ...)``."""
@@ -279,7 +280,7 @@ class FedKD(Method):
             # (K, B, C, ...), or of fewer nodes, whose weights make up for the others'
             z = responses["logits"]
             if self.levels:
-                z = dequantize(z, self.levels, z_max)
+                z = dequantize(z, self.levels, z_max)  # Q(z^k; S) from the indices of its intervals (Eq. 4)
                 check_no_nan(responses.nodes, z)
             omega = state.histogram.weights(server.task, responses.nodes)  # Eq. 1
             each.append(server.task.ensemble(z, omega, self.ensemble))  # Eq. 2

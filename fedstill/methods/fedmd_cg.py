@@ -80,7 +80,7 @@ class FedMDCGState:
 
 @dataclass(frozen=True, kw_only=True)
 class FedMDCG(Method):
-    """FedMD-CG's options."""
+    """Rounds that share feature generators and heads in place of extractors."""
 
     title: ClassVar[str] = "FedMD-CG"
     paper: ClassVar[str] = "Luo et al., arXiv:2409.06955"

@@ -500,7 +500,7 @@ def query_memory(facts: SizeFacts) -> str | None:
     """Refuse more inputs at once than the memory limit allows.
 
     Raises:
-        TooLarge: the same, as other limits of memory (:func:`fedstill.node.limits.enforce_limits`).
+        MemoryLimitExceeded: the same, as other limits (:func:`fedstill.node.limits.enforce_limits`).
     """
     sizes = facts.sizes
     input_count = max([0, *(len(facts.tensors[name]) for name in facts.names(INPUTS))])

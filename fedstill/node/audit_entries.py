@@ -144,7 +144,7 @@ def is_about_data(entry: Mapping[str, Any]) -> bool:
     """Return whether an entry is a release, a charge, a refused query or an acceptance; others are security
     events only.
     """
-    return bool(entry["payer"]) or entry["part"] == ACCEPTED
+    return bool(entry["payer"]) or entry["part"] not in SECURITY_EVENTS
 
 
 def is_text(value: object) -> bool:

@@ -37,6 +37,9 @@ from fedstill.models.module_utils import in_mode
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
 from fedstill.protocol.queries import NodeFunction, NodeSide, Query
 
+logger = logging.getLogger("fedstill.node")
+
+JOIN = "join"
 DEFAULT_SHARE = 0.75  # of a machine's memory, by default
 COPIES_IN_TRAINING = 4  # per parameter: weight, gradient and two moments of Adam
 OUT_OF_MEMORY = re.compile("can't allocate memory|not enough memory|bad_alloc|out of memory", re.IGNORECASE)
@@ -152,8 +155,10 @@ def _storage_id(tensor: torch.Tensor) -> int:
 def check_model(build: Callable[[], nn.Module], spec: DataSpec, batch: int, limit: int) -> None:
     """Refuse a built-in network, with the activations of a batch, before it is allocated.
 
+    A limit of its parameters would not do: activations grow with the inputs' shape, which a server chooses.
+
     Raises:
-        TooLarge: it would take more than ``limit`` bytes; 0 is no limit.
+        MemoryLimitExceeded: it would take more than ``limit`` bytes; 0 is no limit.
     """
     if not limit:
         return
@@ -174,7 +179,7 @@ def check_run(model: nn.Module, spec: DataSpec, examples: int, batch: int, publi
     """Refuse a run whose network, examples, batch and public inputs are too large together.
 
     Raises:
-        TooLarge: they take more than ``limit`` bytes; 0 is no limit.
+        MemoryLimitExceeded: they take more than ``limit`` bytes; 0 is no limit.
     """
     if not limit:
         return
@@ -190,11 +195,6 @@ def _describe_model(spec: DataSpec) -> str:
     sizes = " x ".join(map(str, spec.shape))
     tokens = f", {spec.vocabulary} token ids" if spec.vocabulary else ""
     return f"its model for inputs of {sizes}{tokens} and {len(spec.classes)} classes"
-
-
-logger = logging.getLogger("fedstill.node")
-
-JOIN = "join"
 
 
 # --- time and memory of one message -----------------------------------------------------------------

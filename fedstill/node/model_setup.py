@@ -100,7 +100,7 @@ def make_model(file: NodeFile, folder: Path, spec: DataSpec, limit: int = 0) -> 
         limit: bytes that it may take; 0 is no limit. Custom models are not estimated.
 
     Raises:
-        TooLarge: it would take more.
+        MemoryLimitExceeded: it would take more.
         FedstillError: it cannot be created, does not fit the spec, or its weights belong to another model.
     """
     name, interface = file.model.name, spec.interface()

@@ -90,7 +90,7 @@ class Refusals:
         """
         try:
             self._events.record_refusal(server, refusal_rule(error), run=run, query=query)
-        except AuditError as fault:
+        except (AuditError, OSError) as fault:
             logger.error("the audit log cannot be written: %s", fault)
 
     def record_query(self, server: str, session: Session, query: str, number: int, error: Exception) -> None:
@@ -98,7 +98,7 @@ class Refusals:
         try:
             session.run_folder.require_space(query)
             self._events.record_refused_query(server, refusal_rule(error), session.plan.run, query, number)
-        except (AuditError, QueryRefused) as fault:
+        except (AuditError, OSError, QueryRefused) as fault:
             logger.error("the audit log cannot be written: %s", fault)
 
 

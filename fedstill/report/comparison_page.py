@@ -26,6 +26,7 @@ from fedstill.report.comparison_tables import (
     needs_text,
     pairwise_differences_csv,
     record_rows,
+    records_csv,
     releases_text,
     runs_csv,
     summary_csv,
@@ -226,6 +227,7 @@ def write_comparison(out: Path, comparison: Comparison) -> Path:
     write_text(out / "compare.csv", runs_csv(summary))
     write_text(out / "compare-summary.csv", summary_csv(summary))
     write_text(out / "compare-pairs.csv", pairwise_differences_csv(summary))
+    write_text(out / "compare-records.csv", records_csv(summary))
     write_text(out / "compare.tex", comparison_latex(summary))
     write_text(out / "compare.md", comparison_markdown(summary))
     write_text(out / "compare.html", render_comparison_page(summary))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -25,6 +25,7 @@ from fedstill.report.comparison_records import (
     pick_strongest,
 )
 from fedstill.report.figures import sorted_budgets
+from fedstill.report.records import Record
 from fedstill.report.statistics import RunScore, Spread, compare_paired_runs
 from fedstill.report.tables import (
     NO_VALUE,
@@ -340,6 +341,18 @@ def pairwise_differences_csv(summary: ComparisonSummary) -> str:
                 )
                 records.append(dict(zip(PAIR_COLUMNS, values, strict=True)))
     return as_csv(records, PAIR_COLUMNS)
+
+
+def records_csv(summary: ComparisonSummary) -> str:
+    """Return one row per measured value, with the fields of :class:`Record`."""
+    names = [part.name for part in fields(Record)]
+    header = [*(name for name in names if name != "interval"), "ci_low", "ci_high"]
+    rows = []
+    for record in summary.records:
+        row = {name: getattr(record, name) for name in header[:-2]}
+        row["ci_low"], row["ci_high"] = record.interval or (None, None)
+        rows.append(row)
+    return as_csv(rows, header)
 
 
 def _method_record(setting: ComparedSetting, entry: ComparedMethod) -> dict[str, Any]:

@@ -503,7 +503,38 @@ class Result:
             for metric in metrics
         }  # fmt: skip
         absent_keys = frozenset(record) - frozenset(values)
+        result._check_shapes(path)
         return replace(result, metrics=metrics, metric_values=metric_values, absent_keys=absent_keys)
+
+    def _check_shapes(self, path: Path) -> None:
+        """Refuse values of the right type that do not fit each other.
+
+        Raises:
+            RunFolderError: naming the first of them.
+        """
+        size, ensemble_nodes = len(self.confusion), self.ensemble.get("nodes") or []
+        by_finding = [] if self.labels is None else [*self.labels.nodes.values(), self.labels.global_model]
+        by_finding += [] if self.labels is None else [self.labels.centralized]
+        by_case = [] if self.cases is None else [self.cases.global_model, self.cases.ensemble]
+        by_case += [] if self.cases is None else [self.cases.centralized]
+        findings = 0 if self.labels is None else len(self.labels.names)
+        cases = 0 if self.cases is None else len(self.cases.names)
+        expected = {
+            "confusion": (all(len(row) == size for row in self.confusion), "as many rows as columns"),
+            "labels": (
+                all(len(row) == findings for row in by_finding if row is not None),
+                "a value per name",
+            ),
+            "cases": (all(len(row) == cases for row in by_case if row is not None), "a value per name"),
+            "calibration": (all(each.examples > 0 for each in self.calibration), "bins with examples"),
+            "ensemble.nodes": (
+                isinstance(ensemble_nodes, list) and all(isinstance(name, str) for name in ensemble_nodes),
+                "a list of names",
+            ),
+        }
+        for key, (fits, what) in expected.items():
+            if not fits:
+                raise RunFolderError(f"{path}: invalid {key} (expected {what})")
 
     @cached_property
     def records(self) -> list[Record]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedstill.core.compute import Compute
 from fedstill.core.cuda_graphs import uses_global_rng
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError, RunFolderError
@@ -20,10 +21,10 @@ from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import RunWriter
 from fedstill.core.seeds import derive, seeded
 from fedstill.data.loading import load
-from fedstill.federation.inprocess import InProcess, group_nodes, should_stack
+from fedstill.federation.inprocess import InProcess
 from fedstill.federation.secure_aggregation import SecureAggregation
 from fedstill.methods._server import Server
-from fedstill.models.module_utils import deep_copy
+from fedstill.models.module_utils import deep_copy, parameter_count
 from fedstill.models.predictors import file_fingerprint
 from fedstill.node import local_training
 from fedstill.node.audit_log import FILE, AuditLog
@@ -31,7 +32,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.model_setup import architecture_hash, require_trainable_batch_size
 from fedstill.node.node import Node
 from fedstill.node.node_group import architecture_key as kind_of
-from fedstill.node.node_group import stacking_key
+from fedstill.node.node_group import group_by_architecture, has_only_matrix_products, stacking_key
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import (
     group_privacy_notes,
@@ -485,3 +486,44 @@ def build_simulation(spec: RunSpec) -> tuple[Simulation, dict[str, Any]]:
         **value_info,
     }
     return simulation, describe_run(spec, data, sum(map(len, parts)), split_info)
+
+
+# --- how nodes are grouped for computation: engine.batching ------------------------------------------------
+
+NodeGroups = list[list[Node]]
+
+
+def group_nodes(nodes: Sequence[Node], stacked: bool) -> NodeGroups:
+    """Group nodes: by equal architecture if ``stacked``, otherwise each node alone."""
+    return list(group_by_architecture(nodes)) if stacked else [[node] for node in nodes]
+
+
+LARGE_NETWORK = 2_000_000  # parameters of a network that fills a GPU by itself
+
+
+def should_stack(compute: Compute, nodes: Sequence[Node], *, local_training: bool = False) -> bool:
+    """Return whether networks of equal architecture are stacked
+    (:class:`~fedstill.core.compute.EngineConfig`).
+
+    On a GPU ``auto`` stacks networks that are too small to fill it. It does not stack them for local
+    training, which runs as captured CUDA graphs: one network after another is faster there
+    (``benchmarks/gpu.py``). On a CPU it stacks only networks of matrix products, and only if each core has
+    more than three of each architecture. Stacked convolutions are grouped convolutions, which take two to
+    three times as long on a CPU (``benchmarks/grid.py``); nodes that are not stacked are computed on all
+    cores at once (:mod:`fedstill.core.workers`).
+
+    Args:
+        local_training: the networks are grouped for local training, without queries.
+    """
+    if compute.config.batching != "auto":
+        return compute.config.batching == "stacked"
+    if compute.device.type == "cuda":
+        models = [node.model for node in nodes]
+        if local_training and compute.uses_cuda_graphs(*models):
+            return False
+        return all(parameter_count(model) < LARGE_NETWORK for model in models)
+    networks = [network for node in nodes for network in node.modules.values()]
+    kinds = len({stacking_key(node.model) for node in nodes})
+    return len(nodes) > 3 * compute.workers.count * kinds and all(
+        has_only_matrix_products(each) for each in networks
+    )

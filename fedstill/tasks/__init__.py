@@ -4,8 +4,7 @@ Each task has a file (``classification``, ``multi_label``, ``segmentation``, ``i
 ``reconstruction``, ``regression``, ``survival``) with a subclass of ``task.Task``, its metrics, and a
 subclass of ``config.TaskConfig`` with its options. ``map_task`` is the base of tasks with one class per
 pixel, ``numeric_task`` of tasks with numeric outputs. ``logit_formulas`` holds the papers' formulas as pure
-functions of logits, ``ensembles`` the ways to combine responses. ``random_label_maps`` and ``body_mask`` make
-label maps.
+functions of logits, ``ensembles`` the ways to combine responses, ``label_maps`` functions that make maps.
 
 This package may import core only. To add a task, add a file here and a line in ``TASKS``. To add an ensemble,
 add a function to ``ensembles`` and a line in ``ENSEMBLES``. Custom tasks and ensembles can also live in any

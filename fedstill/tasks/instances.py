@@ -26,8 +26,8 @@ from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.tasks import segmentation
 from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.label_maps import sample_nuclei
 from fedstill.tasks.map_task import MapTask
-from fedstill.tasks.random_label_maps import sample_nuclei
 from fedstill.tasks.task import Metric
 
 Labels = npt.NDArray[np.integer]  # (H, W), 0 where there is no object

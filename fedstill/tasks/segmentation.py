@@ -27,10 +27,9 @@ import torch
 from annotated_types import Interval
 
 from fedstill.core.dataset import CaseIndex, TensorData
-from fedstill.tasks.body_mask import body_mask
 from fedstill.tasks.config import TaskConfig
+from fedstill.tasks.label_maps import body_mask, sample_body_regions
 from fedstill.tasks.map_task import ClassWeights, MapTask
-from fedstill.tasks.random_label_maps import sample_body_regions
 from fedstill.tasks.task import Metric, case_indices, mean_by_group
 
 Mask = npt.NDArray[np.bool_]  # (H, W)

@@ -21,7 +21,7 @@ from fedstill.core.cuda_graphs import (
     uses_global_rng,
 )
 from fedstill.core.dataset import TensorData
-from fedstill.federation.inprocess import InProcess, group_nodes
+from fedstill.federation.inprocess import InProcess
 from fedstill.methods._discriminators import Discriminators
 from fedstill.methods._input_generators import InputGenerator
 from fedstill.methods._replay_training import ReplayTraining
@@ -37,6 +37,7 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, set_lr
 from fedstill.protocol.queries import NodeSetting, Query
+from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
 from tests.support.small_world import FakeCapture, changed
 

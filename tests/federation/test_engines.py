@@ -12,7 +12,7 @@ import torch
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.workers import Workers
-from fedstill.federation.inprocess import InProcess, group_nodes, should_stack
+from fedstill.federation.inprocess import InProcess
 from fedstill.methods._discriminators import Discriminators
 from fedstill.methods._input_generators import InputGenerator
 from fedstill.methods._replay_training import ReplayTraining
@@ -25,6 +25,7 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
+from fedstill.runs.simulation import group_nodes, should_stack
 from fedstill.tasks.classification import Classification
 from tests.support.small_world import changed
 

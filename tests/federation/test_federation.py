@@ -14,7 +14,7 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, QueryMismatch, QueryRefused
-from fedstill.federation.inprocess import InProcess, group_nodes
+from fedstill.federation.inprocess import InProcess
 from fedstill.models import PatchCritic, build
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -23,6 +23,7 @@ from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting, NodeSide, Query
+from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
 
 SHAPE, B = (1, 8, 8), 3

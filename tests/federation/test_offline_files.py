@@ -19,7 +19,7 @@ from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
 from fedstill.federation import offline_files, signed_files
 from fedstill.federation.federation import SentQuery
-from fedstill.federation.inprocess import InProcess, group_nodes
+from fedstill.federation.inprocess import InProcess
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.offline_files import (
     FORMAT,
@@ -49,6 +49,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan, public_fingerprint
 from fedstill.protocol.wire_format import pack, unpack
+from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification, ClassificationConfig
 
 pytest.importorskip("cryptography")

@@ -42,7 +42,7 @@ from fedstill.protocol.run_plan import describe
 from fedstill.runs.deployment import submit
 from fedstill.runs.remote_run import make_run_plan
 from fedstill.runs.spec import from_dict
-from fedstill.track.tracker_group import TrackerGroup
+from fedstill.track.tracker import TrackerGroup
 from tests.support.audit_logs import edit, security_events
 from tests.support.processes import until
 
@@ -611,10 +611,17 @@ def test_admin_cannot_read_or_stop_node(federation: Federation) -> None:
     assert flare_site.process_id(flare_site.node(federation.node("east"))) == number
 
 
+def _init_once(folder: Path) -> None:
+    """Make a node of a folder with a kit, unless an earlier test has."""
+    if not (folder / owner_folder.FILE).exists():
+        owner_folder.init_folder(folder)
+
+
 def test_revoked_node_is_refused_and_readmitted(
     federation: Federation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     owner = federation.node("north")
+    _init_once(owner)
     with federation.admin() as admin:
         job = admin.submit(federation.job("slow", run="slow"))
         until(lambda: admin.status(job) == "RUNNING")
@@ -721,7 +728,7 @@ def test_run_begins_after_owner_approval(
     images = {"images": np.zeros((4, 8, 8), np.uint8), "labels": np.arange(4) % 2}
     rules = {"north": 'approve = "each run"', "east": "min_records = 5"}
     for name, rule in rules.items():
-        owner_folder.init_folder(federation.node(name))
+        _init_once(federation.node(name))
         np.savez(federation.node(name) / "data.npz", **images)
         (federation.node(name) / "node.toml").write_text(f'name = "{name}"\n[policy]\n{rule}\n')
     config = from_dict(

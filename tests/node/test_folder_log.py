@@ -215,3 +215,13 @@ def test_lost_log_is_noticed_by_requests(folder: Path) -> None:
     expected = pytest.raises(AuditError, match="requests for approval exist")
     with closing(SecurityEvents(folder)) as events, expected:
         events.write("joined", "aa", "why")
+
+
+def test_release_of_no_payer_is_shown_all_the_same(folder: Path, command: Main) -> None:
+    """What is printed is never less than what left."""
+    with closing(SecurityEvents(folder)) as events:
+        events.audit.charge(Entry("one", "", "clinic", 0, "predict", "response", up={"logits": 8}))
+    shown = json.loads(command("audit", "show", folder, "--json")[1])
+    assert [entry["up"] for entry in shown["entries"]] == [{"logits": 8}]
+    assert command("audit", "export", folder, "--out", folder / "some.jsonl")[0] == 0
+    assert '"logits"' in (folder / "some.jsonl").read_text()

@@ -403,6 +403,20 @@ def test_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.Mon
     assert [line["event"] for line in security_events(clinic.folder)].count("joined") == 4
 
 
+def test_refusal_is_replied_if_log_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clinic = Clinic(tmp_path / "clinic", "max_rows = 1\n").ready()
+
+    def unreachable(*given: Any) -> int:
+        raise PermissionError(13, "Permission denied", str(clinic.folder))
+
+    monkeypatch.setattr("fedstill.node.folder_log.log_size_bytes", unreachable)
+    monkeypatch.setattr("fedstill.node.audit_log.AuditLog.was_replaced", unreachable)
+    assert "max_rows" in clinic.query(0)["rule"]
+    reply = clinic.say("join", plan="none")
+    assert reply["kind"] == "ArgumentError"
+    assert str(tmp_path) not in str(reply)
+
+
 def test_server_cannot_fill_process_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,7 +16,6 @@ from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.federation.inprocess import group_nodes
 from fedstill.models import build
 from fedstill.models.module_utils import to_vector
 from fedstill.node import local_training
@@ -28,6 +27,7 @@ from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.queries import NodeSetting
+from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")

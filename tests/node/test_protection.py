@@ -15,7 +15,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.public import PublicData
-from fedstill.federation.inprocess import InProcess, group_nodes
+from fedstill.federation.inprocess import InProcess
 from fedstill.methods import Method, NodeView, Query, Tensors
 from fedstill.methods._discriminators import Discriminators
 from fedstill.methods.fediod import FedIOD
@@ -45,6 +45,7 @@ from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS
 from fedstill.protocol.queries import NodeSetting
+from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.segmentation import Segmentation

@@ -269,6 +269,19 @@ def test_release_that_the_disk_refused_is_masked_once(party: Party, monkeypatch:
     assert read([{"z": each} for each in (released, *others)]).tolist() == [[4.0, 8.0]]
 
 
+def test_masks_depend_on_output_gradients(party: Party) -> None:
+    """A server that sends one node other gradients than the rest reads no sum."""
+    for first, is_read in ((0.5, True), (0.75, False)):
+        number, nodes = (1 if is_read else 3), deploy(party)
+        parts = []
+        for index, node in enumerate(nodes):
+            node.respond(0, 0.0, SumRequest(number, NAMES))
+            gradient = node.backward(0, 0.5 if index else first, SumRequest(number + 1, NAMES))
+            parts.append({"d/dx": gradient})
+        sums = from_ring(add_contributions(parts)["d/dx"], GRADIENT_FRACTION_BITS)
+        assert ((sums - (first + 1.5)).abs().min() < 1e-6) == is_read
+
+
 def test_masks_depend_on_a_query_that_failed_at_one_node(party: Party) -> None:
     """Its networks may have changed, which the others' did not."""
     nodes = deploy(party)

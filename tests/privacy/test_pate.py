@@ -16,7 +16,6 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.federation.inprocess import group_nodes
 from fedstill.models import build
 from fedstill.node import local_training
 from fedstill.node.node import Node
@@ -26,6 +25,7 @@ from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.privacy.noise import seeded_sampler
 from fedstill.privacy.pate import NoisyVotes, PateConfig, TeacherEnsemble, _ClippedGradient, partition_records
 from fedstill.protocol.local_config import LocalConfig
+from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
 from tests.support.privacy import single_event
 

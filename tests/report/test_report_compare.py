@@ -147,6 +147,19 @@ def test_terminal_tables_show_methods_and_gaps(folder: Path, width: int) -> None
     assert "A & B 2020, Table 3" in whole
 
 
+def test_records_have_one_row_per_measured_value(folder: Path) -> None:
+    write_comparison(folder, compare.read_comparison_folder(folder))
+    rows = records(folder / "compare-records.csv")
+    key = ("setting", "method", "seed", "model", "node", "site", "finding", "attack", "metric")
+    assert len({tuple(row[name] for name in key) for row in rows}) == len(rows)
+    of_models = [row for row in rows if row["model"] == "main" and row["metric"] == "accuracy"]
+    by_run = records(folder / "compare.csv")
+    # The same numbers as in the table of runs.
+    assert sorted((row["setting"], row["method"], row["seed"], row["value"]) for row in of_models) == sorted(
+        (row["setting"], row["method"], row["seed"], row["accuracy"]) for row in by_run if row["accuracy"]
+    )
+
+
 def test_latex_is_one_booktabs_table(folder: Path) -> None:
     text = comparison_latex(summarize(folder, compare.read_comparison_folder(folder)))
     body = [line for line in text.splitlines() if not line.startswith("%")]

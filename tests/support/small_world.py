@@ -17,7 +17,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import SentQuery
-from fedstill.federation.inprocess import InProcess, group_nodes
+from fedstill.federation.inprocess import InProcess
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.secure_aggregation import SecureAggregation
 from fedstill.methods import count_labels_query, count_samples_query
@@ -35,6 +35,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.queries import NodeSetting, NodeSide, Query
+from fedstill.runs.simulation import group_nodes
 from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.tasks.body_mask import body_mask
+from fedstill.tasks.label_maps import body_mask
 
 
 def head(channels: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ from fedstill.tasks.instances import (
     panoptic_quality,
     stitch_patches,
 )
-from fedstill.tasks.random_label_maps import sample_nuclei
+from fedstill.tasks.label_maps import sample_nuclei
 
 ObjectMap = npt.NDArray[np.int64]
 

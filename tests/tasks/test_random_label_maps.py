@@ -8,7 +8,7 @@ import torch
 from scipy import ndimage
 
 from fedstill.core.seeds import torch_generator
-from fedstill.tasks.random_label_maps import MAX_COVERAGE, NUCLEUS_RADIUS, sample_body_regions, sample_nuclei
+from fedstill.tasks.label_maps import MAX_COVERAGE, NUCLEUS_RADIUS, sample_body_regions, sample_nuclei
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -1,9 +1,14 @@
-"""Log a run to MLflow: in the run's folder, or at MLFLOW_TRACKING_URI."""
+"""Built-in trackers: TensorBoard, MLflow and Weights & Biases.
+
+Each writes into the run's folder. MLflow logs to MLFLOW_TRACKING_URI instead, if it is set. Weights & Biases
+works offline: nothing is sent before ``wandb sync``.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -11,6 +16,40 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.track.tracker import Tracker, final_metrics, flatten_metrics, missing_package_error
+
+
+class TensorBoard(Tracker):
+    """Writes event files to ``tensorboard/`` in the run's folder."""
+
+    def __init__(self) -> None:
+        try:
+            import tensorboard  # noqa: F401 - torch's writer needs it
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise missing_package_error("tensorboard", error) from error
+        self._writer_class, self._last = SummaryWriter, 0
+
+    def start(self, folder: Path, about: Mapping[str, Any]) -> None:
+        """See :meth:`.Tracker.start`."""
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        self._writer: Any = self._writer_class(str(folder / "tensorboard"))
+        lines = [f"    {name} = {value}" for name, value in about["options"].items()]  # Markdown for code
+        self._writer.add_text("options", "\n".join(lines))
+
+    def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """See :meth:`.Tracker.log`."""
+        for line in lines:
+            self._last = line["step"]
+            for name, value in flatten_metrics(line):
+                self._writer.add_scalar(name, value, line["step"])
+        self._writer.flush()
+
+    def close(self, result: Mapping[str, Any] | None) -> None:
+        """See :meth:`.Tracker.close`."""
+        for name, value in final_metrics(result or {}).items():
+            self._writer.add_scalar(f"result/{name}", value, self._last)
+        self._writer.close()
+
 
 EXPERIMENT = "fedstill"
 MAX_METRICS = 1000  # metrics per call to MLflow; for parameters it is 100
@@ -83,3 +122,52 @@ class MLflow(Tracker):
                 self.id,
                 metrics=[self._entities.Metric(name, value, now, step) for name, value, step in batch],
             )
+
+
+class WandB(Tracker):
+    """Writes an offline run to ``wandb/`` in the run's folder: options and metrics, no code and output.
+
+    Review what wandb itself records about the machine before you sync.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise missing_package_error("wandb", error) from error
+        self._wandb, self._axes = wandb, set[str]()
+
+    def start(self, folder: Path, about: Mapping[str, Any]) -> None:
+        """See :meth:`.Tracker.start`."""
+        shutil.rmtree(folder / "wandb", ignore_errors=True)
+        (folder / "wandb").mkdir()
+        quiet = self._wandb.Settings(
+            silent=True, console="off", disable_git=True, disable_code=True, save_code=False,
+            x_disable_meta=True, x_disable_stats=True,
+        )  # fmt: skip
+        self._run: Any = self._wandb.init(
+            project="fedstill",
+            name=about["name"],
+            group=about["method"],
+            dir=str(folder),
+            mode="offline",
+            config=dict(about["options"]),
+            settings=quiet,
+        )
+
+    def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """See :meth:`.Tracker.log`. Each phase has its own step axis."""
+        for line in lines:
+            axis = f"{line['phase']}/step"
+            if axis not in self._axes:
+                self._axes.add(axis)
+                self._run.define_metric(axis)
+                self._run.define_metric(f"{line['phase']}/*", step_metric=axis)
+            self._run.log({axis: line["step"], **dict(flatten_metrics(line))})
+
+    def close(self, result: Mapping[str, Any] | None) -> None:
+        """See :meth:`.Tracker.close`."""
+        self._run.summary.update(
+            {f"result/{name}": value for name, value in final_metrics(result or {}).items()}
+        )
+        self._run.finish(exit_code=int(result is None))
