@@ -118,7 +118,8 @@ def reference(responses: torch.Tensor) -> torch.Tensor:
 
 def make_world(method: FedKD | FedIOD, **setting: Any) -> World:
     """Return three untrained nodes whose responses differ, and a server over them."""
-    nodes = make_nodes([disagreeing(made("mlp:8", index)) for index in range(3)], classes=few)
+    specs = ("small-cnn:4", "resnet8:4", "mlp:8")  # mixed architectures, as a robust ensemble is for
+    nodes = make_nodes([disagreeing(made(spec, index)) for index, spec in enumerate(specs)], classes=few)
     return small_world.world(method, nodes, made("mlp:8", "student"), local=LocalConfig(), **setting)
 
 

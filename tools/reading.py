@@ -6,8 +6,8 @@ Usage:
                                             file that ``tools/reading.toml`` does not list
     ``python tools/reading.py --files TASK``  print the files of one task with their lines, in reading order
 
-``tools/reading.toml`` has the files of each task: ``read`` are opened as a whole and counted, ``by_name`` also
-run, but a reader knows from the name at the call what they do.
+``tools/reading.toml`` has the files of each task: ``read`` are opened as a whole and counted. Those of
+``by_name`` also run, but a reader knows from the name at the call what they do.
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ def main() -> int:
         lines = sum(map(line_count, read))
         within = lines <= task["lines"] and len(read) <= task["files"]
         sound &= within
+        limits = f"limit {task['lines']} in {task['files']}, goal {task['goal'][0]} in {task['goal'][1]}"
         fault = "" if within else "  ABOVE THE LIMIT"
-        print(f"{task['title']}: {lines} lines in {len(read)} files "
-              f"(limit {task['lines']} in {task['files']}, goal {task['goal'][0]} in {task['goal'][1]}){fault}")  # fmt: skip
+        print(f"{task['title']}: {lines} lines in {len(read)} files ({limits}){fault}")
         if chosen.check and "command" in task:
             known = {*read, *task.get("by_name", ())}
             for name in (name for name in files_that_run(task) if name not in known):
