@@ -14,7 +14,8 @@ class DifferentiableQueryState:
     """State of a differentiable query between forward and backward.
 
     Args:
-        federation: a :class:`~fedstill.federation.federation.Federation`.
+        source: where responses and gradients come from, a
+            :class:`~fedstill.federation.federation.ResponseSource`.
         queried_nodes: names of the nodes that get the query.
         query: its name.
         number: its number.
@@ -23,7 +24,7 @@ class DifferentiableQueryState:
         output_names: names of the outputs, in order.
     """
 
-    federation: Any
+    source: Any
     queried_nodes: tuple[str, ...]
     query: str
     number: int
@@ -38,7 +39,7 @@ class FederatedQuery(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: DifferentiableQueryState, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         inputs = dict(zip(call.input_names, tensors, strict=True))
-        responses = call.federation.valid_responses(call.queried_nodes, call.query, call.number, inputs, True)
+        responses = call.source.valid_responses(call.queried_nodes, call.query, call.number, inputs, True)
         call.responding_nodes = tuple(responses)
         call.output_names = tuple(next(iter(responses.values())))
         ctx.call = call
@@ -50,14 +51,14 @@ class FederatedQuery(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         call: DifferentiableQueryState = ctx.call
-        input_names = call.federation.queries[call.query].differentiable
+        input_names = call.source.queries[call.query].differentiable
         output_gradients = {
             node: {name: grad[row] for name, grad in zip(call.output_names, grads, strict=True)}
             for row, node in enumerate(call.responding_nodes)
         }
         inputs = dict(zip(call.input_names, ctx.saved_tensors, strict=True))
         differentiable = {name: tensor for name, tensor in inputs.items() if name in input_names}
-        by_node = call.federation.valid_gradients(call.number, call.query, output_gradients, differentiable)
+        by_node = call.source.valid_gradients(call.number, call.query, output_gradients, differentiable)
         input_grads: list[torch.Tensor | None] = [None]
         for name, tensor in inputs.items():
             if name in input_names:

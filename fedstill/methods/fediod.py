@@ -231,7 +231,7 @@ class FedIOD(Method):
         maps: torch.Tensor | None = None,
         source: torch.Tensor | None = None,
     ) -> Tensors:
-        """Return z_k = T_k(x), and D_k(x) after one step of D_k on x and as many own inputs."""
+        """Train D_k for one step on x and as many own inputs, and return z_k = T_k(x) and D_k(x)."""
         critic = self.train_critic(node, x, maps)
         difference = self.difference(node, x, source)
         z_k = node.model(node.task.observe(x))
@@ -329,12 +329,14 @@ class FedIOD(Method):
             if "difference" in responses.tensors:  # of the one node that owns each map
                 losses["difference"] = responses["difference"].sum(0).mean()
                 L_G = L_G + losses["difference"]
+        # Backward: the federation sends each node dL_G/dz_k and adds the nodes' gradients of x (autograd.py).
         G.step(L_G)
 
         # Output distillation
         if self.student_inputs == "replayed":
             S.replay.add(x.detach(), z_bar.detach())
         fresh = self.query_fresh_batches(server, state, t) if self.student_inputs == "fresh" else []
+        # Its own steps count from 0, also after a pretraining of G (fediod-maps).
         losses["student"] = S.train(t - (self.total_steps - self.steps), self.steps, fresh)
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 

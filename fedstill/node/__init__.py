@@ -9,6 +9,7 @@ One response of a deployed node, in reading order:
    that the owner approved; ``limits`` stops what takes too much time or memory.
 4. ``request_handler`` receives the query, computes the response of a ``node`` (with ``node_view``,
    ``node_group``, ``stacked_calls``) and its input gradients, and keeps both for repeated messages.
+   ``query_functions`` runs the method's function.
 5. ``gate`` bounds, noises, charges and releases it: ``run_mechanism`` is the noise, ``run_budgets`` the
    budgets; ``secure_aggregation`` turns a release into a masked part of a sum.
 6. ``audit_log`` writes it before it is handed over, as one of the ``audit_entries`` in an

@@ -6,11 +6,14 @@ Each stage is a list of rules; the first reason refuses. In the order of a messa
 1. :data:`SERVER_RULES`, then :data:`RUN_RULES`: a server asks to join. Data and model are not read yet. The
    owner's approval follows (:mod:`fedstill.node.approvals`), then :func:`min_records` and
    :func:`training_parts`, which need the data and the method.
-2. :data:`NODE_RULES`: a declared query, whatever comes with it. The server learns the result when it joins,
-   and the rules hold for each query. Gates of a simulation have :data:`GATE_RULES`.
-3. :data:`TENSOR_RULES` and :data:`SIZE_RULES`: the tensors that came with a query.
-4. :data:`CHARGE_RULES`: limits and budgets, before anything is computed.
-5. :data:`RESPONSE_RULES`: what a query's function returned, and again :data:`CHARGE_RULES`, in the
+2. :func:`hours` and the approval again, at each message.
+3. :data:`NODE_RULES`: a declared query, whatever comes with it. The server learns the result when it joins,
+   and the rules hold for each query.
+4. :data:`TENSOR_RULES` and :data:`SIZE_RULES`: the tensors that came with a query. The request handler checks
+   their dtypes and shapes once more, and :func:`json_size`: nodes of a simulation pass no session.
+5. :data:`GATE_RULES` and :data:`CHARGE_RULES`, in the gate: the policy's rules for queries, limits and
+   budgets, before anything is computed.
+6. :data:`RESPONSE_RULES`: what a query's function returned, and again :data:`CHARGE_RULES`, in the
    transaction that writes the release into the audit log.
 
 :func:`require` and :func:`refuse` raise the refusal; :mod:`fedstill.node.refusals` replies it to the server

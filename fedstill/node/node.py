@@ -64,23 +64,15 @@ class Node:
     def __init__(self, name: str, data: TensorData, model: nn.Module, gate: Gate, seed: int) -> None:
         self.name, self.data, self.gate, self.seed = name, data, gate, seed
         self.modules: dict[str, nn.Module] = {"model": model}
-        self.frozen = {
-            "model": frozen_parameter_names(model)
-        }  # parameters that their owner does not want trained
+        self.frozen = {"model": frozen_parameter_names(model)}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.learning_rates: dict[str, Callable[[int], float]] = {}
-        # Fingerprints of all that its state follows from: numbers and contents of what it has answered, in
-        # order, and what it has learned privately, to the last bit.
-        self.history_hash = ""
-        self.pretraining_hash = ""  # of what it had learned privately before the first query
-        self.query_context_hash = ""  # of all of this, with what is being answered now: it names the noise
-        self.dp_sgd_parameters: Mapping[str, DPParameters] = {}  # networks that learn with DP-SGD, by role
-        # While a query is answered, by role: of how many records on average, and how many, the private
-        # steps are that are charged and not taken yet. None: no query is.
+        self.history_hash = self.pretraining_hash = self.query_context_hash = ""
+        self.dp_sgd_parameters: Mapping[str, DPParameters] = {}
         self.remaining_private_steps: dict[str, tuple[int, int]] | None = None
         self.records_read = False
-        self.captured_step: CudaGraphStep | None = None  # a step of its model's local training, on a GPU
-        self.teachers: list[Node] = []  # PATE: those that its model consists of, each with its own data
+        self.captured_step: CudaGraphStep | None = None
+        self.teachers: list[Node] = []
 
     def __copy__(self) -> Node:
         """Return a node that shares everything except the captured training step."""

@@ -1,8 +1,7 @@
 """Request handler of a group of nodes: queries come in, responses are released through the gates.
 
 Recent queries and responses are kept for a server that repeats a query because a reply was lost. Gradients
-of a query's inputs are computed from the server's gradients of the outputs. The functions of queries run
-node by node, stacked, or on a GPU as captured CUDA graphs.
+of a query's inputs are computed from the server's gradients of the outputs.
 """
 
 from __future__ import annotations
@@ -11,24 +10,21 @@ import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.cuda_graphs import CudaGraphStep, ModelAndOptimizerTensors, make_capturable
-from fedstill.core.errors import ArgumentError, NodeFault, QueryMismatch
+from fedstill.core.errors import NodeFault, QueryMismatch
 from fedstill.node.admission import json_size, refuse
 from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, stack_tensors, stacking_key
-from fedstill.node.node_view import NodeView
+from fedstill.node.query_functions import FunctionRunner
 from fedstill.node.run_budgets import RunBudgets
-from fedstill.node.stacked_calls import QuerySamples, map_nodes
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.payload_kinds import GRADIENTS
-from fedstill.protocol.queries import NodeSetting, NodeSide, Query
+from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.tensor_forms import sent_query_fault
 from fedstill.protocol.wire_format import Tensors, WireConfig, bytes_by_kind, decompress, tensor_bytes
 
@@ -36,7 +32,7 @@ from fedstill.protocol.wire_format import Tensors, WireConfig, bytes_by_kind, de
 class RequestHandler:
     """Responds to queries for a group of nodes, each node's part through its own gate.
 
-    A repeated query with the same number gets the same response: no handler runs, and nothing is counted.
+    A repeated query with the same number gets the same response: no function runs, and nothing is counted.
     This holds too if a gate failed half-way, for example on a full disk: computed tensors are kept until
     the next query, and a repeated query releases the rest.
 
@@ -67,7 +63,7 @@ class RequestHandler:
         self._last_numbers = {node.name: -1 for node in group.nodes} if last_numbers is None else last_numbers
         self._exchanges = RecentExchanges()
         self._pending: Exchange | None = None
-        self._call_handler = HandlerRunner(group, side.setting, compute)
+        self._run_function = FunctionRunner(group, side.setting, compute)
         self._failed_query = ""  # query at which private training may have stopped half-way
 
     def require_complete_training(self, operation: str) -> None:
@@ -328,7 +324,7 @@ class RequestHandler:
         exchange.received = [received]
 
     def _compute_outputs(self, exchange: Exchange, attempt: int = 0) -> None:
-        """Compute a handler's inputs and outputs, ``(G, ...)`` each."""
+        """Compute the inputs and outputs of a query's function, ``(G, ...)`` each."""
         query, number = exchange.query, exchange.received[0].number
         values_by_name = query.decode_inputs(exchange.tensors)
         inputs = {
@@ -357,7 +353,7 @@ class RequestHandler:
         ):
             self.group.module("model").train(False)  # evaluation mode
             exchange.inputs = inputs
-            outputs = self._call_handler(query, number, inputs, values)
+            outputs = self._run_function(query, number, inputs, values)
             exchange.outputs = query.encode_response(outputs, len(self.group))
 
     def _copy_tensor_per_node(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
@@ -514,105 +510,3 @@ def compute_input_gradients(
 def _decode(node: Node, exchange: Exchange, gradients: Tensors) -> Tensors:
     encoder = node.gate.encoder
     return decompress(gradients) if encoder is None else encoder.weight_gradients(exchange.query, gradients)
-
-
-# --- functions of queries ---------------------------------------------------------------------------
-
-
-class HandlerRunner:
-    """Runs the functions of queries of one group of nodes, as CUDA graphs if query and networks allow it."""
-
-    def __init__(self, group: NodeGroup, setting: NodeSetting, compute: Compute) -> None:
-        self.group, self.setting, self.compute = group, setting, compute
-        self._samples: dict[str, QuerySamples] = {}  # by query name
-        self._graphs: dict[str, CudaGraphStep | None] = {}  # by query name; None: called without a graph
-        self._number = 0  # of the current query
-
-    def __call__(
-        self, query: Query, number: int, inputs: Tensors, values: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
-        """Return the outputs for tensors ``(G, ...)`` and plain values."""
-        self._number = number
-        if query.name not in self._graphs:
-            self._graphs[query.name] = self._capture(query)
-        graph = self._graphs[query.name]
-        if graph is None:
-            return self._call(query, number, inputs, values)
-        for node in self.group.nodes:
-            node.set_learning_rates(query.trains)
-        return graph(**inputs, **self._samples[query.name].take(self.group.nodes, number))
-
-    def _call(
-        self,
-        query: Query,
-        number: int,
-        inputs: Tensors,
-        values: Mapping[str, Any],
-        samples: QuerySamples | None = None,
-    ) -> Mapping[str, Any]:
-        # The server sends all nodes the same. Inputs with gradients are copied, as each node has its own.
-        copied = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
-        shared = {name: tensor[0] for name, tensor in inputs.items() if name not in copied}
-        setting = self.setting
-        if query.stackable:
-
-            def one(node: NodeView, **tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:
-                return _checked_response(query, query.function(node, **shared, **tensors, **values))
-
-            make_view = partial(NodeView, self.group, setting, number, samples=samples)
-            outputs: Mapping[str, Any] = map_nodes(one, make_view, len(self.group), copied)
-            return outputs
-        responses = []
-        for row, node in enumerate(self.group.nodes):
-            view = NodeView(NodeGroup([node]), setting, number)
-            own = {name: tensor[row] for name, tensor in copied.items()}
-            response = query.function(view, **shared, **own, **values)
-            responses.append(_checked_response(query, response))
-        names = {name for response in responses for name in response}
-        if any(len(response) < len(names) for response in responses):
-            expected = f"{sorted(names)} from each node"
-            raise ArgumentError(f"response of query {query.name}", "different names", expected)
-        return {name: _join_nodes(query, name, [each[name] for each in responses]) for name in responses[0]}
-
-    def _capture(self, query: Query) -> CudaGraphStep | None:
-        nodes = self.group.nodes
-        modules = [module for node in nodes for module in node.modules.values()]
-        can_capture = query.is_capturable and self.compute.uses_cuda_graphs(*modules)
-        if nodes[0].dp_sgd_parameters or not can_capture:
-            return None
-        optimizers = [node.optimizers[role] for node in nodes for role in query.trains]
-        for optimizer in optimizers:
-            make_capturable(optimizer)
-        samples = self._samples[query.name] = QuerySamples()
-
-        def step(**tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:
-            samples.put(tensors)
-            return self._call(query, self._number, tensors, {}, samples)
-
-        return CudaGraphStep(step, ModelAndOptimizerTensors(modules, optimizers))
-
-
-def _checked_response(query: Query, response: object) -> Mapping[str, Any]:
-    """Return one node's response, if it maps names to tensors. The gate refuses undeclared ones.
-
-    Raises:
-        ArgumentError: no mapping, or an item that is not a tensor without being declared as a JSON value.
-    """
-    if not isinstance(response, Mapping):
-        found = type(response).__name__
-        raise ArgumentError(f"response of query {query.name}", found, "a mapping from names to tensors")
-    for name, value in response.items():
-        if name not in query.details.json_values and not isinstance(value, torch.Tensor):
-            expected = "a tensor; any JSON value if json_values names it"
-            raise ArgumentError(f"{name} of query {query.name}", f"a {type(value).__name__}", expected)
-    return response
-
-
-def _join_nodes(query: Query, name: str, values: list[Any]) -> Any:
-    """Return the part of all nodes' responses under a name, ``(G, ...)``, or a list if it is not stacked."""
-    if name in query.unstacked:
-        return values
-    shapes = sorted({tuple(value.shape) for value in values})
-    if len(shapes) > 1:
-        raise ArgumentError(f"shapes of {name} of query {query.name}", shapes, "equal ones, or ragged")
-    return stack_tensors(values)

@@ -211,7 +211,7 @@ class Query:
             )
 
     def decode_inputs(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Return the received tensors as the handler's inputs, with JSON values decoded.
+        """Return the received tensors as the function's inputs, with JSON values decoded.
 
         Raises:
             DataError: an invalid JSON value.
@@ -222,7 +222,7 @@ class Query:
         }
 
     def encode_response(self, response: object, nodes: int) -> dict[str, Any]:
-        """Return the handler's output for ``nodes`` nodes as it is sent: JSON values as text tensors.
+        """Return the function's output for ``nodes`` nodes as it is sent: JSON values as text tensors.
 
         Raises:
             ArgumentError: an item that is not a tensor without being declared as ragged or JSON, as its shape

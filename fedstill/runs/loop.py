@@ -3,6 +3,20 @@
 A checkpoint is saved every few seconds, so that a run that was interrupted at any moment resumes and reaches
 equal metrics. :class:`~fedstill.runs.simulation.Simulation` has its nodes in this process,
 :class:`~fedstill.runs.remote_run.RemoteRun` has remote nodes.
+
+One round of a method, such as :mod:`fedstill.methods.fedavg`, in reading order:
+
+1. ``Run._run_steps`` here calls ``Server.step`` (:mod:`fedstill.methods._server`), which calls the method's
+   ``step``.
+2. ``server.query`` leads to ``Federation.query`` (:mod:`fedstill.federation.federation`): it sends the query,
+   checks the responses and stacks them. :mod:`fedstill.federation.inprocess` reaches nodes in this process.
+   Inputs that require gradients go through :mod:`fedstill.federation.autograd`.
+3. At the nodes :mod:`fedstill.node.request_handler` has the query admitted and charged by each node's
+   :mod:`fedstill.node.gate`, runs the method's function (:mod:`fedstill.node.query_functions`) and releases
+   its outputs through the gates.
+4. The function sees a node as a :class:`~fedstill.node.node_view.NodeView`, whose ``train`` is
+   :mod:`fedstill.node.local_training`. For several nodes at once see :mod:`fedstill.node.stacked_calls`.
+5. The method's ``step`` continues with the responses, and updates the student.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from fedstill.node import request_handler
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import PUBLIC_BATCH, NodeView
-from fedstill.node.request_handler import HandlerRunner
+from fedstill.node.query_functions import FunctionRunner
 from fedstill.node.stacked_calls import QuerySamples, map_nodes
 from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
@@ -479,7 +479,7 @@ def scoring(**changes: Any) -> Query:
 
 
 def answers(nodes: list[Node], compute: Compute, query: Query, count: int = 8) -> list[Outputs]:
-    runner = HandlerRunner(NodeGroup(nodes), setting_of(compute=compute), compute)
+    runner = FunctionRunner(NodeGroup(nodes), setting_of(compute=compute), compute)
     outputs = []
     for number in range(count):
         x = torch.randn(4, *SHAPE, generator=torch.Generator().manual_seed(number))
@@ -525,7 +525,7 @@ def test_captured_calls_take_samples_before_the_call(
 
     monkeypatch.setattr(Node, "sample_batch", counted)
     monkeypatch.setattr(QuerySamples, "put", enter)
-    runner = HandlerRunner(NodeGroup(nodes), setting_of(), capturing(monkeypatch))
+    runner = FunctionRunner(NodeGroup(nodes), setting_of(), capturing(monkeypatch))
     for number in range(WARMUP_CALLS + 3):
         inside = False
         taken.clear()
@@ -546,7 +546,7 @@ def test_samples_of_another_size_are_those_of_their_own_query(
 
     query = Query(take, sends={"x": "inputs"}, releases={"own": "critic"}, stackable=True)
     eager, captured = (
-        HandlerRunner(NodeGroup(nodes_of()), setting_of(compute=compute), compute)
+        FunctionRunner(NodeGroup(nodes_of()), setting_of(compute=compute), compute)
         for compute in (Compute(), capturing(monkeypatch))
     )
     for number, size in enumerate([4, 4, 4, 4, 4, 2, 2]):
