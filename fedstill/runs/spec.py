@@ -206,7 +206,7 @@ class RunSpec(CheckedOptions):
     """Published metrics of this setting, which `fedstill compare` prints next to the measured ones."""
 
     plugins: tuple[str, ...] = ()
-    """Folders that are searched for `module:Name`, in addition to the current one and installed modules. A
+    """Folders that are searched for custom modules, in addition to the current one and installed modules. A
     file that names modules in its own folder lists that folder here."""
 
     def __post_init__(self) -> None:
