@@ -1,7 +1,7 @@
 # Two commands on a fresh clone: `make demo` and `make test`.
 #
 #   make demo                     install, run the demo, print the path of its report
-#   make test                     install development tools; lint, words, types, doctests, tests
+#   make test                     install development tools; lint, words, reading paths, types, doctests, tests
 #   make docs                     the site, in docs/_build/html; runs the gallery's scripts; Python 3.11 or newer
 #   make bench                    speed compared with published code, cost per node; ten minutes
 #   make release-check            wheel and sdist on each Python, version and extra; an hour; Python 3.11 or newer
@@ -38,6 +38,7 @@ test: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_words.py
+	$(BIN)/python tools/reading.py --check
 	$(MAKE) --jobs 2 types tests
 
 types: $(VENV)/.tests
