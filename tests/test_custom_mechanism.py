@@ -145,7 +145,7 @@ def test_custom_mechanism_reports_epsilon_and_assumptions(lab: Lab) -> None:
     for words in (
         "flip: the predicted class is released by randomized response",
         "the best class of each row by randomized response",
-        "as my_lab claims of its own mechanism: nothing here proves that its costs are right",
+        "claims of its own mechanism: nothing here proves its costs",
     ):
         assert words in page
 

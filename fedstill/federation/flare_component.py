@@ -95,7 +95,7 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
         """Write to the audit log that the server refused this node."""
         asker = self._site.kit.authority_fingerprint
         try:
-            _security_events(self._site.folder).write(
+            _security_events(self._site.folder).write_once(
                 "certificate", asker, f"not let in: {to_printable_line(why)}"
             )
         except FedstillError as fault:
@@ -139,6 +139,7 @@ def refusal_reason(message: Any) -> str | None:
 
 
 @cache
+@cache  # it knows which events this process has written already
 def _security_events(folder: Path) -> SecurityEvents:
     """Return a node's security events for this process; the first call loads torch."""
     from fedstill.node.folder_log import SecurityEvents

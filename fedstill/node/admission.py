@@ -478,6 +478,19 @@ def shapes_of_run(facts: SizeFacts) -> str | None:
     return None
 
 
+def token_ids(facts: SizeFacts) -> str | None:
+    """Refuse token ids outside the vocabulary, which would fail in the networks after the charge."""
+    vocabulary = facts.sizes.spec.vocabulary
+    for name in facts.names(INPUTS):
+        ids = facts.tensors[name]
+        if not ids.is_floating_point() and ids.numel():
+            low, high = int(ids.min()), int(ids.max())
+            if not 0 <= low <= high < vocabulary:
+                expected = f"expected 0 to {vocabulary - 1}"
+                return f"tensors: the server sent {name} with ids {low} to {high} ({expected})"
+    return None
+
+
 def schedules(facts: SizeFacts) -> str | None:
     """Refuse negative numbers of a schedule."""
     for name in facts.names(SCHEDULE):
@@ -518,7 +531,7 @@ def query_memory(facts: SizeFacts) -> str | None:
     return None
 
 
-SIZE_RULES = (shapes_of_run, schedules, public_rows, query_memory)
+SIZE_RULES = (shapes_of_run, token_ids, schedules, public_rows, query_memory)
 
 
 # --- 4. limits and budgets ----------------------------------------------------------------------------

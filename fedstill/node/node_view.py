@@ -285,6 +285,7 @@ class NodeView:
         """
         node = self._node
         node.set_learning_rates([role])
+        node.records_read = node.records_read or data is not None
         dp_training.private_step(
             node if data is None else with_data(node, data(node.data)),
             role,

@@ -79,6 +79,10 @@ class RequestHandler:
             reason = f"it failed at query {self._failed_query}: resume the run from an earlier checkpoint"
             raise NodeFault(self.group.nodes[0].name, operation, reason)
 
+    def has_responded(self, number: int) -> bool:
+        """Return whether the responses to a query are kept."""
+        return number in self._exchanges
+
     @property
     def trains_privately(self) -> bool:
         """True if networks here train privately; their training is charged while they compute."""

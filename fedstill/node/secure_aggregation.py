@@ -156,13 +156,13 @@ class SumEncoder:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs."""
-        return {"counts": self.counts}
+        return {"released": self.counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state. Counts that were released since stay: other weights of the same responses
         would reveal them.
         """
-        self.counts = {**state["counts"], **self.counts}
+        self.counts = {**state["released"], **self.counts}
 
 
 def _released_counts(query: Query, released: Tensors) -> Iterator[tuple[SumWeighting, torch.Tensor]]:
@@ -240,6 +240,10 @@ class MaskedReleases(SumEncoder):
         """
         known = self._contributions.get((number, RESPONSE))
         if known is not None and known.request != request:
+            raise QueryMismatch(self.gate.node, name, number)
+        if known is None and handler.has_responded(
+            number
+        ):  # a failed computation was kept: no sum is bound to it
             raise QueryMismatch(self.gate.node, name, number)
         query_hash = self._hash_query(name, number, tensors, differentiable, request)
         self._incoming = number, request
@@ -595,10 +599,10 @@ class SumMasks:
             *context_hashes,
         )
         open_sum = self._open_sum(request.number, query)
-        if open_sum.context not in (b"", context):
+        if open_sum.call != request or open_sum.context not in (b"", context):
             raise QueryRefused(self.name, query, f"sums: number {request.number} was used for another sum")
-        open_sum.context = context
         self.history.record_sum(request.members, open_sum.weightings)
+        open_sum.context = context
         keys = {name: self._pairwise_key(name, context) for name in members if name != self.name}
 
         def add_mask(tensor: torch.Tensor, index: int) -> torch.Tensor:
@@ -633,9 +637,9 @@ class SumMasks:
 
         def random_numbers(shape: Sequence[int], index: int) -> torch.Tensor:
             if not open_sum.corrupted:
-                open_sum.corrupted = True
                 if not self.has_reached_corruption_limit:
                     self.history.count_corrupted_sum()
+                open_sum.corrupted = True
                 logger.warning("sum %d was corrupted here (policy.max_corrupted_sums)", request.number)
             return mask_tensor(derive_key(self._own_secret, b"corrupted" + open_sum.context), index, shape)
 
@@ -802,8 +806,7 @@ class SumHistory:
             for name, weighting in (weightings or {}).items()
         }
         if sets or any(self.weightings.get(subject) != recorded for subject, recorded in updated.items()):
-            self.member_sets, self.weightings = self.member_sets + sets, {**self.weightings, **updated}
-            self._save()
+            self._save(self.member_sets + sets, {**self.weightings, **updated})
 
     def record_weights(self, weighting: str, digest: str, may_differ: bool = False) -> str | None:
         """Record a node's counts or size, on disk before their release, or return the reason why they may
@@ -828,23 +831,39 @@ class SumHistory:
             return (
                 f"its {weighting} differ from those of its earlier sums, and both could reveal its responses"
             )
-        self.weight_digests = {**self.weight_digests, weighting: digest}
-        self._save()
+        self._save(weight_digests={**self.weight_digests, weighting: digest})
         return None
 
     def count_corrupted_sum(self) -> None:
         """Count one more corrupted sum, on disk before the release."""
-        self.corrupted += 1
-        self._save()
+        self._save(corrupted=self.corrupted + 1)
 
-    def _save(self) -> None:
+    def _save(
+        self,
+        member_sets: list[frozenset[str]] | None = None,
+        weightings: dict[str, frozenset[str]] | None = None,
+        corrupted: int | None = None,
+        weight_digests: dict[str, str] | None = None,
+    ) -> None:
+        """Write the file with these values, and then take them over: a failed write leaves nothing that a
+        repeated request would count as recorded.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        member_sets = self.member_sets if member_sets is None else member_sets
+        weightings = self.weightings if weightings is None else weightings
+        corrupted = self.corrupted if corrupted is None else corrupted
+        weight_digests = self.weight_digests if weight_digests is None else weight_digests
         table = {
-            "sets": [sorted(names) for names in self.member_sets],
-            "corrupted": self.corrupted,
-            "weightings": {subject: sorted(names) for subject, names in self.weightings.items()},
-            "weights": self.weight_digests,
+            "sets": [sorted(names) for names in member_sets],
+            "corrupted": corrupted,
+            "weightings": {subject: sorted(names) for subject, names in weightings.items()},
+            "weights": weight_digests,
         }
         private_files.replace_file(self._path, json.dumps(table).encode(), sync=True)
+        self.member_sets, self.weightings = member_sets, weightings
+        self.corrupted, self.weight_digests = corrupted, weight_digests
 
 
 def _read_history(path: Path) -> tuple[list[list[str]], int, dict[str, list[str]], dict[str, str]]:

@@ -164,7 +164,7 @@ def test_observed_releases_match_audit_log(method: Any, changes: dict[str, Any])
             observed[release.node, release.kinds[name]] += tensor.nbytes
     counted = experiment.audit.totals.bytes.items()
     audited = {(node, kind): n for (_, node, way, kind), n in counted if way == "up"}
-    assert observed.keys() == audit_logs.keys()
+    assert observed.keys() == audited.keys()
     if "link" not in changes:  # else in fewer bytes than they are observed in
         assert observed == audited
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,13 @@ from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.table_data import schema_text
 from fedstill.node import admission, approvals, folder_check
+from fedstill.node.admission import SizeFacts, token_ids
 from fedstill.node.approvals import describe_request
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_log import FILE
 from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.payload_kinds import INPUTS
+from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import RunPlan, describe
 from fedstill.tasks.regression import RegressionConfig
 from tests.support.audit_logs import edit, entries, security_events
@@ -726,3 +730,13 @@ def test_refusals_come_from_admission() -> None:
     raising = {path.stem for path in folder.glob("*.py") if "raise QueryRefused(" in path.read_text()}
     elsewhere = {"limits", "node_group", "node_view", "run_mechanism", "secure_aggregation"}
     assert raising == {"admission"} | elsewhere
+
+
+@pytest.mark.parametrize(
+    ("token", "is_refused"), [(0, False), (49, False), (50, True), (-1, True), (10**9, True)]
+)
+def test_token_ids_are_of_the_vocabulary(token: int, is_refused: bool) -> None:
+    tensors, sizes = {"x": torch.tensor([[1, token]])}, SimpleNamespace(spec=SimpleNamespace(vocabulary=50))
+    query = Query(print, sends={"x": INPUTS}, times=1)
+    facts: Any = SizeFacts(sizes, query, tensors)  # type: ignore[arg-type]
+    assert (token_ids(facts) is not None) == is_refused

@@ -620,3 +620,56 @@ def test_two_statistics_of_three_responses_determine_them() -> None:
     for traps, free in (([one], 1), ([one, other], 0)):
         J = jacobian(lambda z, traps=traps: torch.cat([statistic(trap, z) for trap in traps]), z)  # type: ignore[misc]
         assert [free_directions(J.flatten(1), k, 3, 2) for k in range(3)] == [free] * 3
+
+
+# --- failed writes, and sums that were not admitted ---------------------------------------------------
+
+
+@pytest.fixture
+def admitted(tmp_path: Path) -> tuple[SumMasks, SumRequest]:
+    """Masks of node a with an admitted sum of a, b and c, which is not recorded yet."""
+    home = tmp_path / "home"
+    home.mkdir()
+    identity: Any = None  # no keys are signed
+    masks = SumMasks({}, "a", identity, LOSSES, SumHistory(home / SUM_HISTORY_FILE))
+    masks._shared_keys = {name: name.encode() * 32 for name in "bcd"}
+    request = SumRequest(5, ("a", "b", "c"))
+    masks.admit("q", request, {"outputs": "logits by size"})
+    return masks, request
+
+
+def test_repeated_request_records_what_a_full_disk_did_not_take(
+    admitted: tuple[SumMasks, SumRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masks, request = admitted
+    path = masks.history._path
+
+    def full(*given: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    steps = [
+        lambda: masks.mask_function(request, "q", ("hash", "")),
+        lambda: masks.check_weights("counts", torch.ones(3)),
+        lambda: masks.random_replacement_function(request)((2,), 0),
+    ]
+    with monkeypatch.context() as disk:
+        disk.setattr("fedstill.core.private_files.replace_file", full)
+        for step in steps:
+            with pytest.raises(OSError, match="No space"):
+                step()
+    assert not path.exists()
+    for step in steps:
+        step()
+    after_restart = SumHistory(path)
+    assert after_restart.member_sets == [frozenset("abc")]
+    assert after_restart.weightings == {"outputs": frozenset({"logits by size"})}
+    assert after_restart.weight_digests.keys() == {"counts"}
+    assert after_restart.corrupted == 1
+
+
+def test_no_mask_for_other_members_than_were_admitted(admitted: tuple[SumMasks, SumRequest]) -> None:
+    masks, request = admitted
+    for members in (("a",), ("a", "b", "d")):
+        with pytest.raises(QueryRefused):
+            masks.mask_function(SumRequest(request.number, members), "q", ("hash", ""))
+    masks.mask_function(request, "q", ("hash", ""))

@@ -160,7 +160,11 @@ def make_setting(
         seed=seed,
         data=InMemoryData(),
         split=InMemorySplit(nodes=len(parts)),
-        nodes=NodesConfig(local=local or LocalConfig(), perceptual=perceptual),
+        nodes=NodesConfig(
+            models=tuple(type(model).__name__ for model in models),
+            local=local or LocalConfig(),
+            perceptual=perceptual,
+        ),
         engine=engine or EngineConfig(),
         link=link or LinkConfig(),
         evaluation=EvaluationConfig(every=every, samples=samples, centralized=False),
