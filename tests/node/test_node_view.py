@@ -18,7 +18,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.methods import Method, adam, cosine_lr
 from fedstill.models.module_utils import to_vector
-from fedstill.node import request_handler
+from fedstill.node import query_functions
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import PUBLIC_BATCH, NodeView
@@ -445,7 +445,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[FakeCapture]:
         made_captures.append(FakeCapture(static_buffers))
         return CudaGraphStep(step, static_buffers, made_captures[-1])
 
-    monkeypatch.setattr(request_handler, "CudaGraphStep", capture)
+    monkeypatch.setattr(query_functions, "CudaGraphStep", capture)
     return made_captures
 
 
