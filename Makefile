@@ -55,7 +55,7 @@ docs: $(VENV)/.docs
 	@echo "The site: docs/_build/html/index.html"
 
 # The table of benchmarks/README.md.
-bench: $(VENV)/.runs
+bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/peers.py --rounds 1
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/scale.py
