@@ -87,11 +87,11 @@ class EngineConfig(ComputeConfig):
     section: ClassVar[str] = "engine"
 
     backend: Literal["local", "flare", "flare-poc"] = "local"
-    """Where nodes are computed. local: in this process. flare: each in a process of its own, in NVIDIA
+    """Place of the nodes' computation. local: in this process. flare: each in a process of its own, in NVIDIA
     FLARE's simulator or with startup_kit in a deployed federation. flare-poc: in a federation that is
     deployed on this machine for the run."""
     batching: Literal["auto", "stacked", "one-by-one"] = "auto"
-    """How the local backend computes nodes. stacked computes nodes of equal architecture in one call,
+    """Grouping of nodes in the local backend. stacked computes nodes of equal architecture in one call,
     one-by-one computes each node separately. auto stacks small networks on a GPU, except while they only
     train, and many networks without convolutions on a CPU."""
     watch_random: bool = False

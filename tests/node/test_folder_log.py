@@ -218,7 +218,7 @@ def test_lost_log_is_noticed_by_requests(folder: Path) -> None:
 
 
 def test_release_of_no_payer_is_shown_all_the_same(folder: Path, command: Main) -> None:
-    """What is printed is never less than what left."""
+    """The printed cost is never less than what left."""
     with closing(SecurityEvents(folder)) as events:
         events.audit.charge(Entry("one", "", "clinic", 0, "predict", "response", up={"logits": 8}))
     shown = json.loads(command("audit", "show", folder, "--json")[1])

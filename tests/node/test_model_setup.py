@@ -1,4 +1,4 @@
-"""What tells architectures apart: layers, their options and their tensors; never their weights.
+"""Keys of architectures: layers, their options and their tensors; never their weights.
 
 An owner's model: what is said of it before its inputs are known, and whether a method can work with it.
 """

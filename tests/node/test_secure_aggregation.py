@@ -25,6 +25,7 @@ from fedstill.node.request_handler import RequestHandler
 from fedstill.node.secure_aggregation import (
     SUM_HISTORY_FILE,
     UNMASKED,
+    MaskedReleases,
     SumEncoder,
     SumHistory,
     SumMasks,
@@ -673,3 +674,12 @@ def test_no_mask_for_other_members_than_were_admitted(admitted: tuple[SumMasks, 
         with pytest.raises(QueryRefused):
             masks.mask_function(SumRequest(request.number, members), "q", ("hash", ""))
     masks.mask_function(request, "q", ("hash", ""))
+
+
+def test_a_kept_response_without_its_sum_is_refused(admitted: tuple[SumMasks, SumRequest]) -> None:
+    """A computation that fails after its response was kept has no sum that a repeated query may name."""
+    masks, request = admitted
+    releases = MaskedReleases(masks, Gate("a", LOSSES, AuditLog()), NodeSide({}, setting=SETTING))
+    kept: Any = SimpleNamespace(has_responded=lambda number: number == 3)
+    with pytest.raises(QueryMismatch):
+        releases.respond(kept, "q", 3, {}, False, request)

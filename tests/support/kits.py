@@ -115,7 +115,7 @@ class Party:
         )
 
     def added(self, name: str, call: SumRequest, content: str = "x") -> dict[str, torch.Tensor]:
-        """What a node adds, under its mask."""
+        """Return a node's masked contribution."""
         call = self.masks[name].admit("predict", call)
         return self.masked(name, call, content)
 

@@ -48,7 +48,7 @@ def charge(folder: Path, events: dict[str, int], *, guarantee: bool = True, unit
 
 
 def stdout_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    """What the command says, on one line; errors behind the rest."""
+    """Return the command's output on one line; errors follow the rest."""
     with pytest.raises(SystemExit) as exit_info:
         main(["node", "check", *words])
     assert exit_info.value.code == code

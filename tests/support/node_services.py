@@ -137,11 +137,11 @@ class Clinic:
         return to_vector(self.session.node.modules["critic"])
 
     def lines(self) -> list[dict[str, Any]]:
-        """What has left or was refused."""
+        """Return the releases and refusals."""
         return entries(self.folder, "response", "gradient", "refused")
 
     def rows(self) -> list[dict[str, Any]]:
-        """What has left or was paid for."""
+        """Return the releases and charges."""
         return [entry for entry in entries(self.folder) if entry["part"] != "refused"]
 
     def charged_releases(self) -> list[tuple[int, str]]:
@@ -149,7 +149,7 @@ class Clinic:
 
 
 def gradients(value: float) -> dict[str, torch.Tensor]:
-    """What may reach an answer of FedIOD."""
+    """Values that may reach a response of FedIOD."""
     return {"logits": torch.full((B, CLASSES), value), "critic": torch.full((B, *MAP), value)}
 
 

@@ -379,7 +379,7 @@ class Command:
         return self._process.exitcode
 
     def end(self) -> tuple[int, str]:
-        """What it ends with and prints; killed after ``PATIENCE``.
+        """Return exit code and output; the process is killed after ``PATIENCE``.
 
         Raises:
             TimeoutError: it had to be killed.

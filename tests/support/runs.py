@@ -132,7 +132,7 @@ def small_run(
 
 
 def result_of(out: Path) -> dict[str, Any]:
-    """What the run's ``result.json`` says."""
+    """Return the content of the run's ``result.json``."""
     result: dict[str, Any] = json.loads((out / "run" / "result.json").read_text(encoding="utf-8"))
     return result
 
