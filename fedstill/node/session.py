@@ -69,7 +69,7 @@ from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.run_plan import RunDescription, RunPlan
 from fedstill.protocol.secure_aggregation import SumRequest
-from fedstill.protocol.wire_format import SCALE, Tensors, tensor_bytes
+from fedstill.protocol.wire_format import SCALE, Tensors, decompress, tensor_bytes
 
 logger = logging.getLogger("fedstill.node")
 
@@ -294,7 +294,7 @@ class Session:
         started = time.perf_counter()
         with enforce_limits(self.node.name, name, self.node.gate.policy.max_seconds):
             self.node.gate.check_tensors(name, tensors, query.sends, inputs.shape[1:], inputs.dtype)
-            require(self.node.name, name, SIZE_RULES, SizeFacts(self.sizes, query, tensors))
+            require(self.node.name, name, SIZE_RULES, SizeFacts(self.sizes, query, decompress(tensors)))
             placed = self.compute.tensors_to_device(tensors)
             if self.sums is None:
                 (release,) = self.handler.respond(name, number, placed, differentiable)

@@ -29,7 +29,7 @@ from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.models.module_utils import to_vector
-from fedstill.node import local_training, request_handler
+from fedstill.node import local_training, query_functions
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.local_training import MIN_STEPS_TO_CAPTURE, attach_optimizers, train
@@ -228,7 +228,7 @@ def capturing_compute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
     def capture(step: Any, static_buffers: Any, capture: Any = None) -> CudaGraphStep:
         return CudaGraphStep(step, static_buffers, FakeCapture(static_buffers))
 
-    for module in (local_training, request_handler):
+    for module in (local_training, query_functions):
         monkeypatch.setattr(module, "CudaGraphStep", capture)
     compute = Compute(EngineConfig(batching="one-by-one"))
     monkeypatch.setattr(compute, "uses_cuda_graphs", lambda *modules: True, raising=False)
