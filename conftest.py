@@ -11,7 +11,9 @@ from _pytest.doctest import DoctestModule
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that rewrites ``tests/golden``."""
-    parser.addoption("--update-golden", action="store_true", help="write tests/golden/*.txt instead of comparing")
+    parser.addoption(
+        "--update-golden", action="store_true", help="write tests/golden/*.txt instead of comparing"
+    )
 
 
 @pytest.hookimpl(wrapper=True)

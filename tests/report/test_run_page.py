@@ -225,7 +225,6 @@ def test_page_of_a_method_in_rounds(tmp_path: Path, golden: Golden) -> None:
     golden("run-page-in-rounds", page.lines)
     for row in (
         "88.2%",
-        "70.0% ± 2.0",
         "| north | small-cnn | 24,330 | 703 | 68.0% |",
         "| south | resnet-8 | 78,042 | 734 | 72.0% |",
         "| average | small-cnn | 24,330 | | 88.2% |",
