@@ -14,7 +14,7 @@ def test_text_is_compared_with_file_and_written_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(golden, "FOLDER", tmp_path / "golden")
-    with pytest.raises(pytest.fail.Exception, match="page.txt is missing"):
+    with pytest.raises(pytest.fail.Exception, match=r"page\.txt is missing"):
         Golden(update=False)("page", "one\ntwo")
     Golden(update=True)("page", "\none  \ntwo\n")
     Golden(update=False)("page", "one\ntwo")
