@@ -76,5 +76,5 @@ def read_forms(table: object, labels: Collection[str]) -> dict[str, MethodForm]:
         if not isinstance(form, Mapping):
             raise ArgumentError(f"forms.{label}", form, "a table")
     forms = {label: read_table(MethodForm, form, f"forms.{label}.") for label, form in table.items()}
-    shared = {label: forms[EVERY_METHOD] for label in labels} if EVERY_METHOD in forms else {}
+    shared = dict.fromkeys(labels, forms[EVERY_METHOD]) if EVERY_METHOD in forms else {}
     return shared | {label: form for label, form in forms.items() if label != EVERY_METHOD}

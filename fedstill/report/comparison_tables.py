@@ -509,10 +509,10 @@ def _reproduced_table(
         means = {row.metric: row.mean_and_std() for row in rows}
         cells = []
         for metric in metrics:
-            cells.append(Cell(_format_spread(*means.get(metric, (None, None)))))
+            cells.append(Cell(format_mean_and_std(*means.get(metric, (None, None)))))
             if metric in in_paper:
                 paper = papers.get((method, metric))
-                cells.append(Cell(None if paper is None else _format_spread(paper.value, paper.std)))
+                cells.append(Cell(None if paper is None else format_mean_and_std(paper.value, paper.std)))
         return Row(name, cells, group=FORM_TITLES[form])
 
     rows = [
@@ -529,11 +529,11 @@ def _reproduced_table(
     return Table("", "", columns, sorted(rows, key=lambda row: titles.index(row.group)))
 
 
-def _format_spread(mean: float | None, std: float | None) -> str | None:
+def format_mean_and_std(mean: float | None, std: float | None) -> str | None:
     """Return mean and deviation with one decimal, and more decimals for small values.
 
-    >>> _format_spread(93.04, 0.26), _format_spread(0.0891, None), _format_spread(0.00041, None)
-    ('93.0 ± 0.3', '0.089', '0.00041')
+    >>> format_mean_and_std(93.04, 0.26), format_mean_and_std(0.0891, None)
+    ('93.0 ± 0.3', '0.089')
     """
     if mean is None:
         return None
