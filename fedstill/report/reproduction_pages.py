@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from fedstill.compare.reproduction import NOT_AT_THIS_SCALE, HeadlineRow, Reproduction, ReproductionRecord
@@ -15,6 +16,7 @@ from fedstill.report.tables import NO_VALUE, Cell, Column, Row, Table, markdown
 
 MAX_CELL = 200  # characters of a cell of the summary
 BEGIN, END = "<!-- summary -->\n", "<!-- /summary -->"  # around the summary on its page
+MARKS = {"printed": "", "published": "\u2021", "fedstill": "\u2020"}  # after a row's name, by form
 COLUMNS = ("paper", "ours", "scale", "seeds", "verdict")
 
 
@@ -81,12 +83,13 @@ def _our_cell(entry: Reproduction, record: ReproductionRecord) -> str:
     if entry.about.verdict == NOT_AT_THIS_SCALE:
         return NOT_AT_THIS_SCALE
     values = {(row.setting, row.method, row.metric): row for row in record.rows}
-    found = []
+    forms, found = entry.forms(record.scale), []
     for row in entry.about.headline:
         metric = values.get((row.setting, row.row, row.metric))
         if metric is None or record.flag(row.setting):
             raise ArgumentError(f"headline of {entry.name}", row.row, "an unflagged row of the record")
-        found.append((row, format_mean_and_std(*metric.mean_and_std())))
+        mark = MARKS[forms[row.row].form] if row.row in forms else ""
+        found.append((replace(row, row=f"{row.row}{mark}"), format_mean_and_std(*metric.mean_and_std())))
     return _headline(found)
 
 
