@@ -107,7 +107,7 @@ def test_form_of_all_methods_is_overridden_by_that_of_one() -> None:
     ("table", "message"),
     [
         ({"c": {"form": "printed"}}, "invalid forms = 'c' .*forms of listed methods: a, b"),
-        ({"a": {"form": "own"}}, "invalid forms.form = 'own'"),
+        ({"a": {"form": "own"}}, "invalid forms.a.form = 'own'"),
         ({"a": "printed"}, "invalid forms.a = 'printed' .*a table"),
     ],
 )

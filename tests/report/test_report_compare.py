@@ -420,9 +420,10 @@ def test_rows_are_grouped_by_form_in_each_medium(folder: Path) -> None:
         "page": Page(render_comparison_page(summary)).text.partition("another")[0].partition("Method")[2],
     }
     for medium, text in texts.items():
-        places = [text.find(word) for word in expected]
-        assert places == sorted(places), (medium, places)
-        assert places[0] >= 0, medium
+        place = 0
+        for word in expected:
+            place = text.find(word, place)
+            assert place >= 0, (medium, word)
     assert "FedIOD: fedstill's form; tau = 1 (printed: inf)." in summary.notes
     rows = records(folder / "compare-summary.csv")
     assert {row["method"]: row["form"] for row in rows}["fediod"] == "fedstill's form"
