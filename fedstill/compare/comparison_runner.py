@@ -270,7 +270,7 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
                 continue
             if part.name == "seeds" and set(old_plan.seeds) < set(comparison.seeds):
                 continue
-            if part.name not in ("name", "about", "note") and _is_part_different(
+            if part.name not in ("name", "about", "note", "forms") and _is_part_different(
                 old_plan, comparison, part.name
             ):
                 difference = _first_difference(getattr(old_plan, part.name), getattr(comparison, part.name))
