@@ -21,7 +21,7 @@ from fedstill.methods._label_histogram import (
     count_samples_query,
 )
 from fedstill.methods._server import Server, adam, descend
-from fedstill.node.local_training import predict
+from fedstill.models.inference import predict
 from fedstill.node.node import Node
 from fedstill.node.node_view import NodeView
 from fedstill.protocol import payload_kinds

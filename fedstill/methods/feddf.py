@@ -35,7 +35,7 @@ from fedstill.methods import (
 from fedstill.methods._public_data import Batch, distill, make_student_optimizer, require_public
 from fedstill.methods.fedavg import FedAvg, sample_nodes
 from fedstill.models.module_utils import deep_copy, load_vector, to_vector, weighted_mean
-from fedstill.node.node_group import architecture_key
+from fedstill.node.architectures import architecture_key
 from fedstill.protocol.local_config import cosine_lr, set_lr
 from fedstill.tasks import Ensemble
 

@@ -17,13 +17,14 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedstill.core.dataset import TensorData
+from fedstill.core.dataset import TensorData, shuffled_batches
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.data.public import PublicData
+from fedstill.models.inference import inference_batch_size
 from fedstill.models.module_utils import integer_mask
 from fedstill.node import dp_training, local_training
 from fedstill.node.node import MakeOptimizer, Node
-from fedstill.node.node_group import NodeGroup, stack_tensors
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.stacked_calls import (
     OnGroup,
     Purpose,
@@ -33,6 +34,7 @@ from fedstill.node.stacked_calls import (
     map_nodes,
     with_data,
 )
+from fedstill.node.stacked_modules import stack_tensors
 from fedstill.privacy.dpsgd import sampling_rate
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.queries import NodeSetting
@@ -251,9 +253,7 @@ class NodeView:
             ]
             for epoch in range(epochs):
                 generators = [node.random_generator(*purpose, epoch) for node in nodes]
-                orders = [
-                    local_training.shuffled_batches(len(x), batch, generator) for generator in generators
-                ]
+                orders = [shuffled_batches(len(x), batch, generator) for generator in generators]
                 for step, rows in enumerate(zip(*orders, strict=True)):
                     chosen = stack_tensors(rows).to(x.device)  # (G, B)
                     with torch.enable_grad(), compute.step(first.seed, first.name, *purpose, epoch, step):
@@ -299,7 +299,7 @@ class NodeView:
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
         """Return the model's outputs for many inputs ``(N, ...)``, computed in batches: ``(N, C, ...)``."""
-        size = min(PUBLIC_BATCH, local_training.inference_batch_size(x))
+        size = min(PUBLIC_BATCH, inference_batch_size(x))
         return torch.cat([self.model(part) for part in torch.split(x, size)])
 
     def cached(self, name: str, key: Any, compute: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -11,9 +11,10 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.cuda_graphs import CudaGraphStep, ModelAndOptimizerTensors, make_capturable
 from fedstill.core.errors import ArgumentError
-from fedstill.node.node_group import NodeGroup, stack_tensors
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.node.stacked_calls import QuerySamples, map_nodes
+from fedstill.node.stacked_modules import stack_tensors
 from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.protocol.wire_format import Tensors
 

@@ -17,11 +17,13 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.errors import NodeFault, QueryMismatch
 from fedstill.node.admission import json_size, refuse
+from fedstill.node.architectures import stacking_key
 from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup, stack_tensors, stacking_key
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.query_functions import FunctionRunner
 from fedstill.node.run_budgets import RunBudgets
+from fedstill.node.stacked_modules import stack_tensors
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.queries import NodeSide, Query

@@ -50,8 +50,8 @@ from fedstill.node.admission import (
 from fedstill.node.audit_entries import NODE_DATA
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
+from fedstill.node.initial_training import InitialTraining
 from fedstill.node.limits import enforce_limits, wrap_with_parameter_limit
-from fedstill.node.local_training import InitialTraining
 from fedstill.node.model_setup import architecture_hash, prepare_model, require_trainable_batch_size
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile

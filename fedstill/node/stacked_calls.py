@@ -19,7 +19,7 @@ from torch.func import vmap
 
 from fedstill.core.dataset import TensorData
 from fedstill.node.node import Node
-from fedstill.node.node_group import stack_tensors
+from fedstill.node.stacked_modules import stack_tensors
 
 Purpose = tuple[str | int | None, ...]  # None: the query's number
 View = Callable[[TensorData], TensorData]

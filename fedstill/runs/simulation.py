@@ -27,12 +27,12 @@ from fedstill.methods._server import Server
 from fedstill.models.module_utils import deep_copy, parameter_count
 from fedstill.models.predictors import file_fingerprint
 from fedstill.node import local_training
+from fedstill.node.architectures import architecture_key as kind_of
+from fedstill.node.architectures import group_by_architecture, has_only_matrix_products, stacking_key
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.model_setup import architecture_hash, require_trainable_batch_size
 from fedstill.node.node import Node
-from fedstill.node.node_group import architecture_key as kind_of
-from fedstill.node.node_group import group_by_architecture, has_only_matrix_products, stacking_key
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import (
     group_privacy_notes,

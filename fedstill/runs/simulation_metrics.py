@@ -16,8 +16,8 @@ import torch
 from fedstill.core.errors import ArgumentError
 from fedstill.core.text_format import replace_nonfinite
 from fedstill.methods._label_histogram import LabelHistogram
+from fedstill.models.inference import inference_batch_size
 from fedstill.models.module_utils import deep_copy, load_vector, parameter_count, to_vector, weighted_mean
-from fedstill.node.local_training import inference_batch_size
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView

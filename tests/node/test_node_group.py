@@ -14,11 +14,13 @@ from torch import nn
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.models import PatchCritic, build
+from fedstill.node.architectures import group_by_architecture
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup, StackedModules, group_by_architecture
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.stacked_modules import StackedModules
 from fedstill.privacy.dpsgd import DPParameters
 
 NETWORKS = ("small-cnn:4", "resnet8:4", "mlp:8", "lenet5", "critic")

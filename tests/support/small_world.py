@@ -26,10 +26,11 @@ from fedstill.methods._server import Server
 from fedstill.models import build
 from fedstill.models.extractor_head import split_model
 from fedstill.models.module_utils import to_vector
+from fedstill.node.architectures import stacking_key
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup, stacking_key
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
