@@ -39,7 +39,7 @@ from fedstill.privacy.events import PrivacyCost, cost_from_dict
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig, partition_records
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks.classification import Classification
 

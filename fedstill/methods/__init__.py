@@ -12,7 +12,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.data.public import PublicData
-from fedstill.federation.federation import Responses
+from fedstill.federation.responses import Responses
 from fedstill.methods._label_histogram import (
     LabelHistogram,
     LabelHistogramState,
@@ -28,8 +28,9 @@ from fedstill.protocol import payload_kinds
 from fedstill.protocol.local_config import Span, SpanOfRound, cosine_lr, set_lr
 from fedstill.protocol.method import Method, QueryCall
 from fedstill.protocol.needs import Needs
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import PayloadKind
-from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
+from fedstill.protocol.queries import Query, QueryDetails
 
 __all__ = [
     "ArgumentError",

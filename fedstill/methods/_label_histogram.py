@@ -11,8 +11,9 @@ import torch
 from fedstill.core.text_format import brief_repr
 from fedstill.federation.secure_aggregation import AnyFederation
 from fedstill.node.node_view import NodeView
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import DATA_SIZES, LABEL_COUNTS
-from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
+from fedstill.protocol.queries import Query, QueryDetails
 from fedstill.tasks import Task
 
 Tensors = Mapping[str, torch.Tensor]

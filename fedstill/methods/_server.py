@@ -15,7 +15,7 @@ from fedstill.core.errors import ArgumentError, DataError, NodeFault
 from fedstill.core.registry import check_registered_names
 from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.data.public import PublicData
-from fedstill.federation.federation import Responses
+from fedstill.federation.responses import Responses
 from fedstill.federation.secure_aggregation import AnyFederation
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.protocol.local_config import LocalConfig

@@ -15,8 +15,9 @@ from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.node.stacked_calls import QuerySamples, map_nodes
 from fedstill.node.stacked_modules import stack_tensors
-from fedstill.protocol.queries import NodeSetting, Query
-from fedstill.protocol.wire_format import Tensors
+from fedstill.protocol.node_side import NodeSetting
+from fedstill.protocol.queries import Query
+from fedstill.protocol.wire_format import Tensors, json_to_tensor
 
 
 class FunctionRunner:
@@ -109,9 +110,12 @@ def _checked_response(query: Query, response: object) -> Mapping[str, Any]:
 
 
 def _join_nodes(query: Query, name: str, values: list[Any]) -> Any:
-    """Return the part of all nodes' responses under a name, ``(G, ...)``, or a list if it is not stacked."""
+    """Return one part of all nodes' responses: ``(G, ...)``, or a list if it is not stacked.
+
+    JSON values become text tensors.
+    """
     if name in query.unstacked:
-        return values
+        return [json_to_tensor(value) for value in values] if name in query.details.json_values else values
     shapes = sorted({tuple(value.shape) for value in values})
     if len(shapes) > 1:
         raise ArgumentError(f"shapes of {name} of query {query.name}", shapes, "equal ones, or ragged")

@@ -25,8 +25,9 @@ from fedstill.node.query_functions import FunctionRunner
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.node.stacked_modules import stack_tensors
 from fedstill.protocol.digests import chain_digest, digest
+from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import GRADIENTS
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.queries import Query
 from fedstill.protocol.tensor_forms import sent_query_fault
 from fedstill.protocol.wire_format import Tensors, WireConfig, bytes_by_kind, decompress, tensor_bytes
 
@@ -359,8 +360,7 @@ class RequestHandler:
         ):
             self.group.module("model").train(False)  # evaluation mode
             exchange.inputs = inputs
-            outputs = self._run_function(query, number, inputs, values)
-            exchange.outputs = query.encode_response(outputs, len(self.group))
+            exchange.outputs = self._run_function(query, number, inputs, values)
 
     def _copy_tensor_per_node(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
         """Return one copy per node, ``(B, ...)`` to ``(G, B, ...)``, so that each node has its own

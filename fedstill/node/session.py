@@ -65,8 +65,8 @@ from fedstill.node.secure_aggregation import MaskedReleases, SumMasks
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.method import build_node_side
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import GRADIENTS
-from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.run_plan import RunDescription, RunPlan
 from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import SCALE, Tensors, decompress, tensor_bytes

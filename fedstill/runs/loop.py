@@ -41,7 +41,7 @@ from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.model_setup import prepare_model
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.method import Method, method_name
-from fedstill.protocol.queries import NodeSide
+from fedstill.protocol.node_side import NodeSide
 from fedstill.runs.build import (
     Setting,
     check_method,

@@ -25,8 +25,8 @@ from fedstill.node.replies import NOT_JOINED
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import build_node_side
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import LABEL_COUNTS
-from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.protocol.wire_format import WireConfig
 from fedstill.runs.build import build_server_setting, check_networks, describe_run

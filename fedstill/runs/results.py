@@ -29,7 +29,7 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.privacy.statement import PrivacyStatement, summarize_privacy
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.needs import Needs
-from fedstill.protocol.queries import NodeSide
+from fedstill.protocol.node_side import NodeSide
 from fedstill.runs.build import Setting
 from fedstill.runs.evaluation import Evaluation, Outputs, mean
 from fedstill.runs.student_file import header
@@ -132,7 +132,7 @@ def collect_results(run: MeasuredRun) -> dict[str, Any]:
         "bytes": {key: audit_summary[key] for key in ("up", "down", "by_kind")},
         "queries": audit_summary["queries"],
         "queries_by_name": audit_summary["queries_by_name"],
-        "events": run.server.federation.events,
+        "events": run.server.federation.exclusions.events,
         "engine": {
             "backend": run.setting.spec.engine.backend,
             "batching": run.setting.spec.engine.batching,

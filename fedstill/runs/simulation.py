@@ -45,7 +45,7 @@ from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.local_config import FULL_TRAINING, Span
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.needs import unmet_need
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.run_plan import public_fingerprint
 from fedstill.runs.build import (
     Setting,

@@ -23,7 +23,7 @@ from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.local_config import FULL_TRAINING
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.secure_aggregation import SUM
 from fedstill.runs.evaluation import Metrics, Outputs, float32_outputs, mean, standard_deviation
 from fedstill.runs.loop import Run

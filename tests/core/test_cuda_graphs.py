@@ -36,7 +36,8 @@ from fedstill.node.local_training import MIN_STEPS_TO_CAPTURE, attach_optimizers
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, set_lr
-from fedstill.protocol.queries import NodeSetting, Query
+from fedstill.protocol.node_side import NodeSetting
+from fedstill.protocol.queries import Query
 from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
 from tests.support.small_world import FakeCapture, changed

@@ -20,8 +20,9 @@ from fedstill.methods._server import Server, adam, descend
 from fedstill.node.node_view import NodeView
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, build_node_side
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS, SCHEDULE, PayloadKind
-from fedstill.protocol.queries import NodeSetting, Query
+from fedstill.protocol.queries import Query
 from fedstill.tasks.classification import Classification
 from tests.support.small_world import make_nodes
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.errors import ArgumentError
-from fedstill.federation.federation import Responses
+from fedstill.federation.responses import Responses
 from fedstill.methods._label_maps import owner_id
 from fedstill.methods._label_shift import LabelShift
 from fedstill.methods._replay_training import Augment, Replay

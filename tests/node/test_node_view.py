@@ -27,7 +27,8 @@ from fedstill.node.stacked_calls import QuerySamples, map_nodes
 from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span
-from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
+from fedstill.protocol.node_side import NodeSetting
+from fedstill.protocol.queries import Query, QueryDetails
 from tests.support.small_world import CLASSES, SHAPE, TASK, FakeCapture, made, make_nodes, public_data
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
