@@ -119,25 +119,7 @@ class Federation(ABC):
         self.number = 0
         self.exclusions = Exclusions(self.nodes, self.link.min_nodes(len(self.nodes)))
 
-    @property
-    def excluded(self) -> dict[str, ExcludedNode]:
-        """Nodes that the run continues without, by name."""
-        return self.exclusions.excluded
-
-    @property
-    def present(self) -> tuple[str, ...]:
-        """Names of the nodes that take part, without excluded ones."""
-        return self.exclusions.present
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Names under which responses arrive: the nodes, including excluded ones, which may return."""
-        return self.nodes
-
-    @property
-    def present_sources(self) -> tuple[str, ...]:
-        """Names under which responses to the next query arrive."""
-        return self.present
+    # --- a query --------------------------------------------------------------------------------------------
 
     def query(
         self, query: str, *, nodes: Sequence[str] | None = None, number: int | None = None, **inputs: Any
@@ -176,49 +158,6 @@ class Federation(ABC):
         self.number = max(self.number, number + 1)
         return queried, number
 
-    def expect_outputs(self, shape: tuple[int, ...]) -> None:
-        """Set the shape of the logits of one input, by which responses are checked."""
-        self.outputs = shape
-
-    def restart_numbers(self) -> None:
-        """Number the next query 0, to repeat all queries."""
-        self.number = 0
-
-    def as_responses(self, nodes: Sequence[str], outputs: Tensors) -> Responses:
-        """Return outputs ``(K, ...)`` of some nodes as the server would receive them; nothing is sent."""
-        return Responses(-1, tuple(nodes), outputs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the part of the server's checkpoint that belongs to the federation."""
-        return {"number": self.number, **self.exclusions.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state returned by :meth:`state_dict`."""
-        self.number = state["number"]
-        self.exclusions.load_state_dict(state)
-
-    def exclude(
-        self, node: str, query: str, reason: str, *, may_rejoin: bool, since_query: int | None = None
-    ) -> None:
-        """Exclude a node that failed at a query; see :meth:`Exclusions.exclude`.
-
-        Args:
-            since_query: number of the first query without it; None is the next one.
-        """
-        since = self.number if since_query is None else since_query
-        self.exclusions.exclude(node, query, reason, since, may_rejoin=may_rejoin)
-
-    def exclude_refusing_nodes(self, query_names: Sequence[str]) -> None:
-        """Check before training that nodes allow these queries; exclude nodes that do not, if a quorum
-        remains.
-
-        Raises:
-            QueryRefused: too few nodes allow them. Names all of these nodes, with queries and rules.
-        """
-        queries = [self.queries[name] for name in query_names]
-        objections = {query.name: self.objections(query) for query in queries}
-        self.exclusions.exclude_refusing(queries, objections, self.query_limits(), self.number)
-
     def _select_nodes(self, names: Sequence[str] | None) -> tuple[str, ...]:
         if names is None:
             return self.nodes
@@ -251,6 +190,21 @@ class Federation(ABC):
             raise NodeFault(", ".join(queried), query, "none of the queried nodes is left")
         return responses
 
+    def _to_float32(
+        self, received: Mapping[str, Tensors], query: str, since_query: int | None
+    ) -> dict[str, Tensors]:
+        """Convert tensors from nodes to float32; exclude nodes whose tensors cannot be converted."""
+        converted: dict[str, Tensors] = {}
+        for node, tensors in received.items():
+            try:
+                dtype_fault = invalid_dtype_fault(tensors)
+                if dtype_fault is not None:
+                    raise DataError(dtype_fault)
+                converted[node] = decompress(tensors)
+            except DataError as fault:
+                self.exclude(node, query, str(fault), may_rejoin=False, since_query=since_query)
+        return converted
+
     def valid_gradients(
         self, number: int, query: str, output_gradients: Mapping[str, Tensors], inputs: Tensors
     ) -> Mapping[str, Tensors]:
@@ -282,20 +236,49 @@ class Federation(ABC):
             self.exclude(node, query, fault, may_rejoin=False)
             del gradients[node]
 
-    def _to_float32(
-        self, received: Mapping[str, Tensors], query: str, since_query: int | None
-    ) -> dict[str, Tensors]:
-        """Convert tensors from nodes to float32; exclude nodes whose tensors cannot be converted."""
-        converted: dict[str, Tensors] = {}
-        for node, tensors in received.items():
-            try:
-                dtype_fault = invalid_dtype_fault(tensors)
-                if dtype_fault is not None:
-                    raise DataError(dtype_fault)
-                converted[node] = decompress(tensors)
-            except DataError as fault:
-                self.exclude(node, query, str(fault), may_rejoin=False, since_query=since_query)
-        return converted
+    # --- nodes that take part -------------------------------------------------------------------------------
+
+    @property
+    def excluded(self) -> dict[str, ExcludedNode]:
+        """Nodes that the run continues without, by name."""
+        return self.exclusions.excluded
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Names of the nodes that take part, without excluded ones."""
+        return self.exclusions.present
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names under which responses arrive: the nodes, including excluded ones, which may return."""
+        return self.nodes
+
+    @property
+    def present_sources(self) -> tuple[str, ...]:
+        """Names under which responses to the next query arrive."""
+        return self.present
+
+    def exclude(
+        self, node: str, query: str, reason: str, *, may_rejoin: bool, since_query: int | None = None
+    ) -> None:
+        """Exclude a node that failed at a query; see :meth:`Exclusions.exclude`.
+
+        Args:
+            since_query: number of the first query without it; None is the next one.
+        """
+        since = self.number if since_query is None else since_query
+        self.exclusions.exclude(node, query, reason, since, may_rejoin=may_rejoin)
+
+    def exclude_refusing_nodes(self, query_names: Sequence[str]) -> None:
+        """Check before training that nodes allow these queries; exclude nodes that do not, if a quorum
+        remains.
+
+        Raises:
+            QueryRefused: too few nodes allow them. Names all of these nodes, with queries and rules.
+        """
+        queries = [self.queries[name] for name in query_names]
+        objections = {query.name: self.objections(query) for query in queries}
+        self.exclusions.exclude_refusing(queries, objections, self.query_limits(), self.number)
 
     def objections(self, query: Query) -> Mapping[str, str]:
         """Return the policy rule by which each unwilling node would refuse a query, by the node's name."""
@@ -307,9 +290,30 @@ class Federation(ABC):
         limits = {node: self._query_limit(node) for node in self.present}
         return {node: limit for node, limit in limits.items() if limit is not None}
 
-    def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """Move tensors to the server's device."""
-        return dict(tensors)
+    # --- state and evaluation -------------------------------------------------------------------------------
+
+    def expect_outputs(self, shape: tuple[int, ...]) -> None:
+        """Set the shape of the logits of one input, by which responses are checked."""
+        self.outputs = shape
+
+    def restart_numbers(self) -> None:
+        """Number the next query 0, to repeat all queries."""
+        self.number = 0
+
+    def as_responses(self, nodes: Sequence[str], outputs: Tensors) -> Responses:
+        """Return outputs ``(K, ...)`` of some nodes as the server would receive them; nothing is sent."""
+        return Responses(-1, tuple(nodes), outputs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the part of the server's checkpoint that belongs to the federation."""
+        return {"number": self.number, **self.exclusions.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state returned by :meth:`state_dict`."""
+        self.number = state["number"]
+        self.exclusions.load_state_dict(state)
+
+    # --- implemented by engines -----------------------------------------------------------------------------
 
     @abstractmethod
     def collect_responses(self, queried: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
@@ -328,6 +332,10 @@ class Federation(ABC):
             output_gradients: by node, gradients of the loss with respect to its outputs.
             encoding: as in :class:`SentQuery`.
         """
+
+    def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """Move tensors to the server's device."""
+        return dict(tensors)
 
     @abstractmethod
     def _refusal_rule(self, node: str, query: Query) -> str | None:

@@ -16,7 +16,8 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.federation.inprocess import InProcess
-from fedstill.methods._server import Server, adam, descend
+from fedstill.methods._optimizers import adam, descend
+from fedstill.methods._server import Server
 from fedstill.node.node_view import NodeView
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, build_node_side
