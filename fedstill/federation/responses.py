@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from fedstill.core.errors import (
-    ArgumentError,
-)
+from fedstill.core.errors import ArgumentError
 from fedstill.core.text_format import brief_repr
 from fedstill.protocol.wire_format import Tensors
 

@@ -6,9 +6,7 @@ import torch
 from torch import nn
 
 from fedstill.models.module_utils import integer_mask
-from fedstill.node.stacked_calls import (
-    NodeCall,
-)
+from fedstill.node.stacked_calls import NodeCall
 from fedstill.node.stacked_modules import StackedModules
 
 

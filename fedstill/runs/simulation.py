@@ -57,6 +57,7 @@ from fedstill.runs.build import (
     split_data,
 )
 from fedstill.runs.evaluation import Evaluation
+from fedstill.runs.results import collect_results
 from fedstill.runs.simulation_metrics import MeasuredSimulation
 from fedstill.runs.spec import RunSpec
 from fedstill.runs.trained_model_cache import TrainedModels
@@ -332,8 +333,8 @@ class Simulation(MeasuredSimulation):
         """Do nothing: nodes of this process need no cleanup."""
 
     def results(self) -> dict[str, Any]:
-        """See :class:`~fedstill.runs.loop.Run`."""
-        results = super().results()
+        """See :class:`~fedstill.runs.base.Run`."""
+        results = collect_results(self)
         self.student.eval()
         for node in self.nodes:  # the nodes' models can be trained again, except for frozen parameters
             for name, parameter in node.model.named_parameters():

@@ -25,8 +25,8 @@ from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.local_config import FULL_TRAINING
 from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.secure_aggregation import SUM
+from fedstill.runs.base import Run
 from fedstill.runs.evaluation import Metrics, Outputs, float32_outputs, mean, standard_deviation
-from fedstill.runs.loop import Run
 from fedstill.runs.trained_model_cache import TrainedModels
 
 
@@ -58,7 +58,7 @@ class MeasuredSimulation(Run, ABC):
         return metrics
 
     def responses(self, inputs: torch.Tensor) -> torch.Tensor | None:
-        """See :class:`~fedstill.runs.loop.Run`; also of an average model or an ensemble built for
+        """See :class:`~fedstill.runs.base.Run`; also of an average model or an ensemble built for
         evaluation."""
         if self.method.evaluated_model == "virtual":
             virtual = deep_copy(self.student)
