@@ -7,30 +7,23 @@ its end. For models that train with DP-SGD see :mod:`fedstill.node.dp_training`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from fedstill.core.compute import Compute, copy_to_device
-from fedstill.core.cuda_graphs import CudaGraphStep, ModelAndOptimizerTensors, make_capturable
 from fedstill.core.errors import ArgumentError
 from fedstill.data.augmentation import augment_examples, sample_augmentation
 from fedstill.node import dp_training
+from fedstill.node.captured_train_step import TrainStep, can_capture_training, capture_train_step
 from fedstill.node.dp_training import Report
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.stacked_modules import stack_tensors
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span, cosine_lr, set_lr
 from fedstill.tasks import Task
-
-# One step of the nodes still in training: group, step number, inputs (G, B, ...) and targets (G, B, ...)
-# to the losses (G,) whose gradients it has used.
-TrainStep = Callable[[NodeGroup, int, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-MIN_STEPS_TO_CAPTURE = 50  # steps from which capturing a CUDA graph pays off
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], config: LocalConfig) -> torch.optim.Optimizer:
@@ -107,11 +100,7 @@ def train(
         group.module(role).train(role in roles)
     if train_step is None:
         train_step = make_task_loss_step(task, config)
-        if (
-            len(nodes) == 1
-            and lengths[0] >= MIN_STEPS_TO_CAPTURE
-            and compute.uses_cuda_graphs(nodes[0].model)
-        ):
+        if can_capture_training(nodes, lengths[0], compute):
             train_step = capture_train_step(nodes[0], compute, train_step)
     end = lengths[0] if steps is None else min(lengths[0], start + steps)
     for step in range(start, end):
@@ -137,22 +126,6 @@ def train(
     if end == lengths[0]:
         nodes[0].captured_step = None
     return end
-
-
-def capture_train_step(node: Node, compute: Compute, train_step: TrainStep) -> TrainStep:
-    """Return a training step of one node's model as a CUDA graph, kept until its training ends."""
-    optimizer = node.optimizers["model"]
-    make_capturable(optimizer)
-    if node.captured_step is None:
-
-        def one_step(inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"losses": train_step(NodeGroup([node]), 0, inputs, targets)}
-
-        node.captured_step = CudaGraphStep(
-            one_step, ModelAndOptimizerTensors([node.model], [optimizer]), compute.cuda_graphs
-        )
-    graph = node.captured_step
-    return lambda group, one_step, inputs, targets: graph(inputs=inputs, targets=targets)["losses"]
 
 
 def make_task_loss_step(task: Task, config: LocalConfig) -> TrainStep:

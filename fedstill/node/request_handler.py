@@ -19,9 +19,9 @@ from fedstill.core.errors import NodeFault, QueryMismatch
 from fedstill.node.admission import json_size, refuse
 from fedstill.node.architectures import stacking_key
 from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
+from fedstill.node.captured_functions import CapturedFunctions
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
-from fedstill.node.query_functions import FunctionRunner
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.node.stacked_modules import stack_tensors
 from fedstill.protocol.digests import chain_digest, digest
@@ -66,7 +66,7 @@ class RequestHandler:
         self._last_numbers = {node.name: -1 for node in group.nodes} if last_numbers is None else last_numbers
         self._exchanges = RecentExchanges()
         self._pending: Exchange | None = None
-        self._run_function = FunctionRunner(group, side.setting, compute)
+        self._run_function = CapturedFunctions(group, side.setting, compute)
         self._failed_query = ""  # query at which private training may have stopped half-way
 
     def require_complete_training(self, operation: str) -> None:
