@@ -50,7 +50,8 @@ from fedstill.methods._importance_weights import Importance, importance_weights
 from fedstill.methods._input_generators import GeneratorBatch, GeneratorTraining, InputGenerator
 from fedstill.methods._label_maps import DIFFERENCE, check_rows
 from fedstill.methods._label_shift import LabelShift
-from fedstill.methods._replay_training import LabeledBatch, ReplayTraining, Student
+from fedstill.methods._replay_memory import LabeledBatch
+from fedstill.methods._replay_training import ReplayTraining, Student
 from fedstill.methods._zeroth_order import query_with_differences
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS
 from fedstill.protocol.secure_aggregation import SUM, SumWeighting, linear_sums
