@@ -6,11 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstill.core.errors import (
-    NodeFault,
-    QueryRefused,
-    combine_refusals,
-)
+from fedstill.core.errors import NodeFault, QueryRefused, combine_refusals
 from fedstill.core.text_format import to_printable_line
 from fedstill.protocol.queries import Query
 
