@@ -32,15 +32,14 @@ class Exclusions:
 
     Args:
         nodes: names of all nodes, in order.
-        min_nodes: number of nodes that must remain (link.quorum).
 
     Attributes:
         excluded: nodes that the run continues without, by name.
         events: exclusions and returns of nodes, for the report.
     """
 
-    def __init__(self, nodes: Sequence[str], min_nodes: int) -> None:
-        self.nodes, self.min_nodes = tuple(nodes), min_nodes
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self.nodes = tuple(nodes)
         self.excluded: dict[str, ExcludedNode] = {}
         self.events: list[dict[str, Any]] = []
 
@@ -49,7 +48,9 @@ class Exclusions:
         """Names of the nodes that take part, without excluded ones."""
         return tuple(name for name in self.nodes if name not in self.excluded)
 
-    def exclude(self, node: str, query: str, reason: str, since_query: int, *, may_rejoin: bool) -> None:
+    def exclude(
+        self, node: str, query: str, reason: str, since_query: int, min_nodes: int, *, may_rejoin: bool
+    ) -> None:
         """Exclude a node that failed at a query.
 
         Args:
@@ -57,6 +58,7 @@ class Exclusions:
             query: the query.
             reason: the failure, in one line.
             since_query: number of the first query without it.
+            min_nodes: number of nodes that must remain (link.quorum).
             may_rejoin: whether it may take part again once it can be reached.
 
         Raises:
@@ -65,8 +67,8 @@ class Exclusions:
         left, reason = len(self.present) - (node not in self.excluded), to_printable_line(reason)
         self.events.append({"node": node, "number": since_query, "event": "excluded", "reason": reason})
         self.excluded[node] = ExcludedNode(since_query, reason, may_rejoin)
-        if left < self.min_nodes:
-            missing = f"{left} of {len(self.nodes)} nodes are left, link.quorum wants {self.min_nodes}"
+        if left < min_nodes:
+            missing = f"{left} of {len(self.nodes)} nodes are left, link.quorum wants {min_nodes}"
             raise NodeFault(node, query, f"{reason}; {missing}")
 
     def exclude_refusing(
@@ -75,6 +77,7 @@ class Exclusions:
         objections: Mapping[str, Mapping[str, str]],
         limits: Mapping[str, int],
         since_query: int,
+        min_nodes: int,
     ) -> None:
         """Exclude the nodes that will refuse queries of a run.
 
@@ -83,6 +86,7 @@ class Exclusions:
             objections: by the query's name, the rule by which each unwilling node would refuse it.
             limits: largest number of queries of each node that has a limit.
             since_query: number of the next query.
+            min_nodes: number of nodes that must remain.
 
         Raises:
             QueryRefused: too few nodes remain. Names all of these nodes, with queries and rules.
@@ -98,12 +102,12 @@ class Exclusions:
                 rule = f"max_queries: {limit}, and the run asks {total}"
                 refusals.append(QueryRefused(node, ", ".join(query.name for query in queries), rule))
         unwilling = {refusal.node: refusal for refusal in reversed(refusals)}  # by its first rule
-        needs_all = self.min_nodes == len(self.nodes)
-        if refusals and (needs_all or len(self.present) - len(unwilling) < self.min_nodes):
+        needs_all = min_nodes == len(self.nodes)
+        if refusals and (needs_all or len(self.present) - len(unwilling) < min_nodes):
             raise combine_refusals(refusals)
         for node, refusal in unwilling.items():
             reason = f"refused: {refusal.rule}"
-            self.exclude(node, refusal.query, reason, since_query, may_rejoin=False)
+            self.exclude(node, refusal.query, reason, since_query, min_nodes, may_rejoin=False)
 
     def state_dict(self) -> dict[str, Any]:
         excluded = {

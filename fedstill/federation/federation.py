@@ -117,7 +117,7 @@ class Federation(ABC):
         self.link = link or LinkConfig()
         self.outputs: tuple[int, ...] | None = None
         self.number = 0
-        self.exclusions = Exclusions(self.nodes, self.link.min_nodes(len(self.nodes)))
+        self.exclusions = Exclusions(self.nodes)
 
     # --- a query --------------------------------------------------------------------------------------------
 
@@ -267,7 +267,8 @@ class Federation(ABC):
             since_query: number of the first query without it; None is the next one.
         """
         since = self.number if since_query is None else since_query
-        self.exclusions.exclude(node, query, reason, since, may_rejoin=may_rejoin)
+        min_nodes = self.link.min_nodes(len(self.nodes))
+        self.exclusions.exclude(node, query, reason, since, min_nodes, may_rejoin=may_rejoin)
 
     def exclude_refusing_nodes(self, query_names: Sequence[str]) -> None:
         """Check before training that nodes allow these queries; exclude nodes that do not, if a quorum
@@ -278,7 +279,8 @@ class Federation(ABC):
         """
         queries = [self.queries[name] for name in query_names]
         objections = {query.name: self.objections(query) for query in queries}
-        self.exclusions.exclude_refusing(queries, objections, self.query_limits(), self.number)
+        limits, min_nodes = self.query_limits(), self.link.min_nodes(len(self.nodes))
+        self.exclusions.exclude_refusing(queries, objections, limits, self.number, min_nodes)
 
     def objections(self, query: Query) -> Mapping[str, str]:
         """Return the policy rule by which each unwilling node would refuse a query, by the node's name."""
