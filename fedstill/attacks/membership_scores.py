@@ -46,9 +46,8 @@ from fedstill.node import local_training
 from fedstill.node.architectures import stacking_key
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import TrainStep
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_group import NodeGroup, TrainStep
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE, clopper_pearson_upper
 from fedstill.protocol.local_config import LocalConfig

@@ -107,11 +107,11 @@ class FedDF(FedAvg):
         return FedDFState(histogram=histogram, students=students)
 
     def step(self, server: Server, state: FedDFState, t: int) -> Mapping[str, float]:
-        if not state.n and state.histogram is None:
-            state.n = fetch_sizes(server)
-        elif not state.n:
+        if state.histogram is not None:
             state.histogram.fetch(server)
             state.n = dict(zip(state.histogram.names, state.histogram.sizes.tolist(), strict=True))
+        elif not state.n:
+            state.n = fetch_sizes(server)
         known = [name for name in server.federation.present_sources if name in state.n]
         participants = sample_nodes(known, self.participation, server.seed, t)
         received: dict[str, dict[str, torch.Tensor]] = {}  # x_k (P_a,) by node, by architecture

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.cuda_graphs import CudaGraphStep, ModelAndOptimizerTensors, make_capturable
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_group import NodeGroup, TrainStep
 
 MIN_STEPS_TO_CAPTURE = 50  # steps from which capturing a CUDA graph pays off
-
-# One step of the nodes still in training: group, step number, inputs (G, B, ...) and targets (G, B, ...)
-# to the losses (G,) whose gradients it has used.
-TrainStep = Callable[[NodeGroup, int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def can_capture_training(nodes: Sequence[Node], steps: int, compute: Compute) -> bool:

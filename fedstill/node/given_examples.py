@@ -73,8 +73,8 @@ class GivenExamples:
             ]
             for step, rows in enumerate(zip(*orders, strict=True)):
                 chosen = stack_tensors(rows).to(self.x.device)  # (G, B)
-                names = (first.seed, first.name, *self.purpose, epoch, step)
-                with torch.enable_grad(), compute.step(*names):
+                names = (first.name, *self.purpose, epoch, step)
+                with torch.enable_grad(), compute.step(first.seed, *names):
                     model.backward(losses_of(model(self.x[chosen]), self.targets[chosen]))
                 for optimizer in optimizers:
                     optimizer.step()

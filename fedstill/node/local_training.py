@@ -17,10 +17,10 @@ from fedstill.core.compute import Compute, copy_to_device
 from fedstill.core.errors import ArgumentError
 from fedstill.data.augmentation import augment_examples, sample_augmentation
 from fedstill.node import dp_training
-from fedstill.node.captured_train_step import TrainStep, can_capture_training, capture_train_step
+from fedstill.node.captured_train_step import can_capture_training, capture_train_step
 from fedstill.node.dp_training import Report
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup
+from fedstill.node.node_group import NodeGroup, TrainStep
 from fedstill.node.stacked_modules import stack_tensors
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span, cosine_lr, set_lr
 from fedstill.tasks import Task

@@ -6,7 +6,7 @@ The results are the same; only the partition of nodes into groups differs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -116,3 +116,8 @@ class NodeGroup:
         stacked.backward(losses)
         for node in self.nodes[: len(losses)]:
             node.optimizers[role].step()
+
+
+# One step of the nodes still in training: group, step number, inputs (G, B, ...) and targets (G, B, ...)
+# to the losses (G,) whose gradients it has used.
+TrainStep = Callable[[NodeGroup, int, torch.Tensor, torch.Tensor], torch.Tensor]

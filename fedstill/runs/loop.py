@@ -113,10 +113,7 @@ class Loop(ABC):
                     self._created_server = self._create_server(saved)
                     self._run_steps(self._created_server)
                 # 4. Evaluate what the run has reached.
-                self.bars.update("evaluation", 0, 1)
-                results = self.results()
-                self.bars.update("evaluation", 1, 1)
-                return results
+                return self._finish_results()
 
     def _run_steps(self, server: Server) -> None:
         """Run the server's remaining steps, with evaluations and checkpoints."""
@@ -148,6 +145,13 @@ class Loop(ABC):
             # 4. Save a checkpoint, every few seconds.
             if self.records.is_save_due():
                 self._save_checkpoint()
+
+    def _finish_results(self) -> dict[str, Any]:
+        """Return the results of a finished run."""
+        self.bars.update("evaluation", 0, 1)
+        results = self.results()
+        self.bars.update("evaluation", 1, 1)
+        return results
 
     def _close_trackers_on_error(self, kind: object, *_: object) -> None:
         """Close the trackers of a run that fails; others are closed with the result."""
