@@ -50,7 +50,7 @@ def run_attacks(
     Raises:
         FedstillError: the folder holds no finished run, or its data are not on this machine.
     """
-    from fedstill.core.safe_console import SafeConsole
+    from fedstill.core.safe_output import SafeConsole
 
     config = config or LeakageConfig()
     console, start = SafeConsole(stderr=True, quiet=not progress, highlight=False), time.monotonic()

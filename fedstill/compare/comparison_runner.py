@@ -22,14 +22,12 @@ from rich.text import Text
 
 from fedstill.attacks.attack_results import Leakage
 from fedstill.compare.comparison import COMPARISON_FILE, Comparison, ComparisonRun, read_comparison_folder
-from fedstill.core import toml
-from fedstill.core.config_tables import flatten, to_table
+from fedstill.core.config_tables import Table, flatten, read_text, to_table
 from fedstill.core.errors import FedstillError, RunFolderError, by_caller
 from fedstill.core.hashing import fingerprint
 from fedstill.core.run_writer import lock_folder, make_folder, read_object, write_text
-from fedstill.core.safe_console import SafeConsole
+from fedstill.core.safe_output import SafeConsole
 from fedstill.core.text_format import format_seconds
-from fedstill.core.toml import Table
 from fedstill.data.loading import cache_loads, load
 from fedstill.runs import run
 from fedstill.runs.simulation import build_simulation, digest_examples
@@ -168,7 +166,7 @@ def read_attack(folder: Path, leakage: Mapping[str, Any]) -> Leakage | None:
 
 def read_command(out: Path) -> str:
     """Return the command that created a comparison's folder."""
-    return toml.read_text(out / COMPARISON_FILE).partition("\n")[0].removeprefix(run.COMMAND)
+    return read_text(out / COMPARISON_FILE).partition("\n")[0].removeprefix(run.COMMAND)
 
 
 def _run(config: RunSpec, folder: Path, bars: bool, trained: Path, report: run.Report) -> None:

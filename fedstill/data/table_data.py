@@ -20,8 +20,7 @@ import tomli_w
 import torch
 from torch import nn
 
-from fedstill.core import toml
-from fedstill.core.config_tables import read_table, to_table
+from fedstill.core.config_tables import read_table, read_toml, to_table
 from fedstill.core.dataset import Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.name_normalization import (
@@ -61,7 +60,7 @@ def read_schema(path: str | Path) -> TableSchema:
         expected = "an existing file; `fedstill data schema` drafts one"
         raise ArgumentError("data.schema", str(path), expected)
     try:
-        schema = read_table(TableSchema, toml.read(path))
+        schema = read_table(TableSchema, read_toml(path))
     except ArgumentError as error:
         raise DataError(f"{path}: {error}") from error
     if not schema:

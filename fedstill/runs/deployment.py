@@ -25,10 +25,10 @@ from typing import Any
 import tomli_w
 from safetensors.torch import save_file
 
-from fedstill.core import private_files, toml
+from fedstill.core import private_files
 from fedstill.core.checkpoint import load_state
 from fedstill.core.compute import ComputeConfig
-from fedstill.core.config_tables import to_table
+from fedstill.core.config_tables import parse_toml, to_table
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import DataError, DeployError, FedstillError
 from fedstill.core.hashing import group_digits
@@ -382,7 +382,7 @@ def _write_server_rules(spec: RunSpec, folder: Path) -> None:
     Args:
         folder: of the server.
     """
-    table = toml.parse(server_config_toml(spec)) | {"plugins": spec.plugins}
+    table = parse_toml(server_config_toml(spec)) | {"plugins": spec.plugins}
     rules = server_rules.rules_allowing_run(table)
     write_text(folder / server_rules.FILE, tomli_w.dumps(to_table(rules)))
 

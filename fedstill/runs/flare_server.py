@@ -11,7 +11,7 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from fedstill.core import toml
+from fedstill.core.config_tables import parse_toml
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.hashing import group_digits
 from fedstill.core.name_normalization import check_run_name
@@ -141,6 +141,6 @@ class ServerProgram:
             folder: of the server.
         """
         rules = server_rules.read_server_rules(folder)
-        rules.require_allowed(toml.parse(self.config, "the run"), folder / server_rules.FILE)
+        rules.require_allowed(parse_toml(self.config, "the run"), folder / server_rules.FILE)
         add_search_folders(rules.plugin_folders(folder))
         return read_toml(self.config)

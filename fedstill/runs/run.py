@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedstill.core import toml
+from fedstill.core.config_tables import read_text
 from fedstill.core.errors import ArgumentError, RunFolderError, by_caller
 from fedstill.core.progress import PROGRESS_FILE, ProgressFile
 from fedstill.core.run_writer import (
@@ -151,7 +151,7 @@ def resume(
         return result
     spec = load_toml(out / "config.toml")
     _require_engine(spec)
-    first = toml.read_text(out / "config.toml").splitlines()[0]
+    first = read_text(out / "config.toml").splitlines()[0]
     if startup_kit is not None:
         if not spec.engine.startup_kit:
             raise ArgumentError(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fedstill.compare.comparison import at_scale, expand_short_forms
+from fedstill.core.config_tables import parse_toml
 from fedstill.core.errors import FedstillError
-from fedstill.core.toml import parse
 
 FILE = """
 seeds = 1
@@ -43,7 +43,7 @@ gamma = 0.5
 
 
 def test_expands_shared_and_varied_options() -> None:
-    table = expand_short_forms(parse(FILE))
+    table = expand_short_forms(parse_toml(FILE))
     assert table["methods"] == ["plain", "other", "tau-3", "tau-inf"]
     assert table["options"]["plain"] == {"name": "fedkd", "gamma": 1.0}
     assert table["options"]["other"] == {"name": "fedavg"}  # another method shares nothing
@@ -53,7 +53,7 @@ def test_expands_shared_and_varied_options() -> None:
 
 def test_published_table_names_source_and_skips_empty_cells() -> None:
     about = {"source": "FedKD, Table 2", "setting": "even"}
-    assert expand_short_forms(parse(FILE))["paper"] == [
+    assert expand_short_forms(parse_toml(FILE))["paper"] == [
         {"method": "plain", "metric": "accuracy", "value": 80.0, **about},
         {"method": "tau-3", "metric": "accuracy", "value": 81.0, "std": 0.5, **about},
         {"method": "tau-3", "metric": "local accuracy", "value": 70.0, **about},
@@ -61,7 +61,7 @@ def test_published_table_names_source_and_skips_empty_cells() -> None:
 
 
 def test_scale_overrides_file() -> None:
-    paper = at_scale(parse(FILE), "paper")
+    paper = at_scale(parse_toml(FILE), "paper")
     assert (paper["seeds"], paper["method"]) == (3, {"name": "fedkd", "gamma": 0.5})
     assert paper["base"] == {"data": {"name": "digits", "train_limit": 0}}
     assert list(paper["options"]) == ["plain"]  # the scale leaves the other method out
@@ -94,4 +94,4 @@ def test_rejects_empty_short_forms(table: dict[str, Any], message: str) -> None:
 
 def test_rejects_unknown_scale() -> None:
     with pytest.raises(FedstillError, match="unknown scale 'papers': did you mean 'paper'"):
-        expand_short_forms(parse(FILE), "papers")
+        expand_short_forms(parse_toml(FILE), "papers")
