@@ -47,7 +47,7 @@ from fedstill.federation import flare_site, server_rules
 from fedstill.federation.admin import STOPPED, Admin, has_ended, read_stop_reason
 from fedstill.federation.flare import NODES, SERVER_FOLDER, write_job
 from fedstill.federation.provision import NODE_CLASSES, SERVER_CLASSES, provision, require_flare, write_json
-from fedstill.models.class_map import ClassMappedModel
+from fedstill.models.interface import ClassMappedModel
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import FILE
 from fedstill.node.node_file import NodeFile, NodeModelConfig

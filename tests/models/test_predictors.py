@@ -22,8 +22,7 @@ from fedstill import models
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import MethodRefused, ModelError
-from fedstill.models.class_map import MIN_PROBABILITY
-from fedstill.models.interface import Interface
+from fedstill.models.interface import MIN_PROBABILITY, Interface
 from fedstill.models.model_config import ModelConfig
 from fedstill.models.predictors import Predictor
 from fedstill.node.audit_log import AuditLog
