@@ -96,10 +96,10 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.studies import Compared as Compared
     from fedstill.studies import compare_methods as compare_methods
     from fedstill.studies import run_preset as run_preset
-    from fedstill.tasks.config import TaskConfig as TaskConfig
     from fedstill.tasks.instances import InstancesConfig as InstancesConfig
     from fedstill.tasks.reconstruction import ReconstructionConfig as ReconstructionConfig
     from fedstill.tasks.segmentation import SegmentationConfig as SegmentationConfig
+    from fedstill.tasks.task import TaskConfig as TaskConfig
 
 # Public names by module. They are imported at first use, as torch takes seconds to import and
 # `fedstill --help` does not need it.
@@ -156,7 +156,7 @@ _PUBLIC_NAMES = {
     "runs.method_check": "check_method",
     "student.student_model": "StudentModel load",
     "studies": "Compared compare_methods run_preset",
-    "tasks.config": "TaskConfig",
+    "tasks.task": "TaskConfig",
     "tasks.instances": "InstancesConfig",
     "tasks.reconstruction": "ReconstructionConfig",
     "tasks.segmentation": "SegmentationConfig",
