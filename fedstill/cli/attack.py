@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstill.attacks.attack_results import Leakage
-    from fedstill.attacks.config import LeakageConfig
+    from fedstill.attacks.attack_runner import LeakageConfig
 
 
 def attack(
@@ -106,7 +106,7 @@ def duration(folder: Path, attacks: int, quick: bool) -> str:
 
 def configured(words: Sequence[str], quick: bool = False) -> LeakageConfig:
     """Return the attacks that the options choose, with their options."""
-    from fedstill.attacks.config import LeakageConfig
+    from fedstill.attacks.attack_runner import LeakageConfig
 
     chosen, spelled = _parse_attacks(words, quick)
     got = override(chosen, spelled, "fedstill attack RUN")
@@ -117,7 +117,7 @@ def configured(words: Sequence[str], quick: bool = False) -> LeakageConfig:
 def _parse_attacks(words: Sequence[str], quick: bool) -> tuple[Any, list[str]]:
     """Return the chosen attacks as one configuration with a field for each, and the options for it."""
     from fedstill.attacks.attack import ATTACKS
-    from fedstill.attacks.config import LeakageConfig
+    from fedstill.attacks.attack_runner import LeakageConfig
 
     config = LeakageConfig.quick() if quick else LeakageConfig()
     given = group(list(words))

@@ -766,7 +766,7 @@ def _complete_leakage_options(table: Mapping[str, Any]) -> Table | None:
     """Return the complete options of the attack, or None if no run is attacked."""
     if "leakage" not in table:
         return None
-    from fedstill.attacks.config import LeakageConfig
+    from fedstill.attacks.attack_runner import LeakageConfig
 
     complete: Table = LeakageConfig.from_table(table_at(table, "leakage")).to_table()
     return complete

@@ -175,8 +175,7 @@ def _run(config: RunSpec, folder: Path, bars: bool, trained: Path, report: run.R
 
 
 def _attack(folder: Path, leakage: Table, bars: bool) -> None:
-    from fedstill.attacks.attack_runner import run_attacks
-    from fedstill.attacks.config import LeakageConfig
+    from fedstill.attacks.attack_runner import LeakageConfig, run_attacks
     from fedstill.core.config_tables import changed_options_as_cli_words
 
     options = changed_options_as_cli_words(leakage, LeakageConfig().to_table())

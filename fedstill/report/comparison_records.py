@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.attacks.attack_results import ComparisonColumn, Leakage
-from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.compare import comparison_runner
 from fedstill.compare.comparison import SHARED, Comparison, ComparisonRun, released_kinds
 from fedstill.core.text_format import (

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.cli.main import main
 from fedstill.compare import comparison_runner
 from fedstill.compare.comparison import (
