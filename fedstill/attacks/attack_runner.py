@@ -26,7 +26,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, Un
 from fedstill.core.options import CheckedOptions, NonNegativeInt
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import lock_folder, read_result, write_text
-from fedstill.core.safe_output import SafeConsole
+from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import format_seconds, json_text, replace_nonfinite
 from fedstill.core.version import __version__
 from fedstill.protocol.method import method_name

@@ -52,7 +52,7 @@ def attack(
     from fedstill.attacks.attack_results import LEAKAGE_FILE, Leakage
     from fedstill.attacks.attack_runner import run_attacks
     from fedstill.core.config_tables import read_received_dataclass
-    from fedstill.core.safe_output import SafeConsole
+    from fedstill.core.safe_console import SafeConsole
     from fedstill.report import write_report
 
     found = run_attacks(folder, config, command=call.command, progress=not quiet)

@@ -240,7 +240,7 @@ def _show_comparison(folder: Path, only: Sequence[str]) -> None:
     """Print a comparison and write its files; leave with 1 where a method that was to run did not."""
     from fedstill.compare import comparison as compare
     from fedstill.compare import comparison_runner
-    from fedstill.core.safe_output import SafeConsole
+    from fedstill.core.safe_console import SafeConsole
     from fedstill.report.comparison_page import write_comparison
     from fedstill.report.comparison_records import summarize
     from fedstill.report.terminal import print_comparison

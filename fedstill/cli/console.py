@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def plain() -> Console:
     """Return a console that prints text without markup, highlighting or emoji."""
-    from fedstill.core.safe_output import SafeConsole
+    from fedstill.core.safe_console import SafeConsole
 
     return SafeConsole(highlight=False, markup=False, emoji=False)
 

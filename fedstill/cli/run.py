@@ -175,7 +175,7 @@ def resumable(folder: Path, what: str = "run", again: str = "") -> Iterator[None
 
 def finish(folder: Path, result: dict[str, Any], as_json: bool = False) -> None:
     """Write a run's report, and print its table, or its result as JSON."""
-    from fedstill.core.safe_output import SafeConsole
+    from fedstill.core.safe_console import SafeConsole
     from fedstill.report import print_table, write_report
 
     report = write_report(folder)

@@ -98,7 +98,7 @@ def evaluate(
     if as_json:
         print_json(found)
         return
-    from fedstill.core.safe_output import SafeConsole
+    from fedstill.core.safe_console import SafeConsole
     from fedstill.report.tables import print_rows
     from fedstill.report.terminal import data_overlap_text, evaluation_table
     from fedstill.tasks.task import Metric

@@ -26,7 +26,7 @@ from fedstill.core.config_tables import Table, flatten, read_text, to_table
 from fedstill.core.errors import FedstillError, RunFolderError, by_caller
 from fedstill.core.hashing import fingerprint
 from fedstill.core.run_writer import lock_folder, make_folder, read_object, write_text
-from fedstill.core.safe_output import SafeConsole
+from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import format_seconds
 from fedstill.data.loading import cache_loads, load
 from fedstill.runs import run

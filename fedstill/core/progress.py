@@ -22,7 +22,7 @@ from rich.text import Text
 from fedstill.core.config_tables import read_received_dataclass
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.run_writer import write_text
-from fedstill.core.safe_output import SafeConsole
+from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import format_seconds, to_printable_line
 
 logger = logging.getLogger("fedstill.server")

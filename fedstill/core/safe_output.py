@@ -1,8 +1,8 @@
 """Text from other parties on a terminal: a server's, a node's or a file's.
 
 Control characters are replaced, so that no text can move the cursor, change the window's title or reverse
-the direction of the text around it. :func:`safe_output` does so for a whole process. :class:`SafeConsole` is
-a rich console that does so too, and keeps its own colors and bars.
+the direction of the text around it. :func:`safe_output` does so for a whole process. A rich console needs
+:class:`fedstill.core.safe_console.SafeConsole`, which is apart because the help of a command needs no rich.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any, cast
-
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+from typing import Any
 
 
 def printable(text: str) -> str:
@@ -46,32 +43,13 @@ class SafeStream:
 
 @contextmanager
 def safe_output() -> Iterator[None]:
-    """Make all output printable within the block, except rich's (:class:`SafeConsole`)."""
+    """Make all output printable within the block, except rich's (:mod:`fedstill.core.safe_console`)."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(SafeStream, map(_make_writable, before))
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
-
-
-class SafeConsole(Console):
-    """Like :class:`rich.console.Console`, but without escape sequences in texts, which rich lets through."""
-
-    @property
-    def file(self) -> IO[str]:
-        """Output stream. A :class:`SafeStream` is bypassed, as it removes the console's own sequences."""
-        stream = Console.file.fget(self)  # type: ignore[attr-defined]
-        return cast(IO[str], stream.stream if isinstance(stream, SafeStream) else stream)
-
-    @file.setter
-    def file(self, new: IO[str]) -> None:
-        Console.file.fset(self, new)  # type: ignore[attr-defined]
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """See :meth:`rich.console.Console.render`."""
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 def _make_writable(stream: Any) -> Any:

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from fedstill.cli import main as cli
 from fedstill.core.errors import FedstillError
-from fedstill.core.safe_output import SafeConsole, printable, safe_output
+from fedstill.core.safe_console import SafeConsole
+from fedstill.core.safe_output import printable, safe_output
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1A let out\r\u202e"
 
