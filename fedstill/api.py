@@ -53,7 +53,7 @@ from fedstill.runs.spec import EvaluationConfig, NodesConfig, RunSpec, StudentCo
 from fedstill.runs.student_file import network_name
 from fedstill.tasks import TASKS, Task, TaskConfig
 from fedstill.track import Tracker
-from fedstill.track.tracker import TrackerGroup
+from fedstill.track.trackers import TrackerGroup
 
 # DataFrames have no type here, as pandas and polars are optional.
 Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any] | Any

@@ -30,7 +30,7 @@ from fedstill.protocol.method import METHODS
 from fedstill.protocol.run_plan import PROTOCOL
 from fedstill.report.records import Result
 from fedstill.tasks.task import ENSEMBLES, TASKS
-from fedstill.track.tracker import TRACKERS
+from fedstill.track.trackers import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -10,9 +10,8 @@ from dataclasses import make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet
+from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet, list_options, override, split_options
 from fedstill.cli.console import print_json
-from fedstill.cli.options import group, list_options, override
 from fedstill.core.errors import ArgumentError, RunFolderError
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def _parse_attacks(words: Sequence[str], quick: bool) -> tuple[Any, list[str]]:
     from fedstill.attacks.attack_runner import LeakageConfig
 
     config = LeakageConfig.quick() if quick else LeakageConfig()
-    given = group(list(words))
+    given = split_options(list(words))
     for option in given:
         if option.name == "attacks":
             start = {each.registered_name: each for each in config.attacks}

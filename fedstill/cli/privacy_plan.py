@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import Call
+from fedstill.cli.arguments import Call, read_words
 from fedstill.cli.audit import events
 from fedstill.cli.console import plain, print_facts, print_json, print_table
 from fedstill.cli.node_check import refusal
-from fedstill.cli.options import read_words
 from fedstill.cli.run import configured
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.stratified_sampling import limit_groups

@@ -7,10 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet
+from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet, split_options
 from fedstill.cli.compare import changes_of, shared_options
 from fedstill.cli.console import leave, print_json, print_list
-from fedstill.cli.options import group
 from fedstill.cli.run import resumable
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.options import PositiveInt
@@ -227,7 +226,7 @@ def _changes(source: Reproduction, scale: str, name: str, call: Call) -> dict[st
         base = base_run([str(source.file)], scale=scale)
         return changes_of(call.overrides, base, call, f"fedstill reproduce {name}")
     changes: dict[str, Any] = {}
-    for option in group(call.overrides):
+    for option in split_options(call.overrides):
         if option.name != "data.root":
             see = "`fedstill reproduce --help` shows all; of a run's options it takes --data.root only"
             raise UnknownName("option", option.option, [*call.known, "--data.root"], see=see)

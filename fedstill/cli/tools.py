@@ -437,8 +437,15 @@ def schema(*files: Path, target: str, event: str = "", out: Path | None = None) 
         raise ArgumentError("--out", str(out), "a file that does not exist")
 
     from fedstill.core.run_writer import write_text
-    from fedstill.data.schema_draft import draft_schema, find_rare_categories, similar_category_notes
-    from fedstill.data.table_data import TABLE_ENDINGS, read_cells, schema_text, table_ending
+    from fedstill.data.table_data import (
+        TABLE_ENDINGS,
+        draft_schema,
+        find_rare_categories,
+        read_cells,
+        schema_text,
+        similar_category_notes,
+        table_ending,
+    )
 
     for file in files:
         if not table_ending(file):

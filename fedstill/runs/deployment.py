@@ -59,7 +59,7 @@ from fedstill.runs.build import parse_node_model
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.spec import NodesConfig, RunSpec, read_toml, to_dict
 from fedstill.tasks import TASKS
-from fedstill.track.tracker import TrackerGroup
+from fedstill.track.trackers import TrackerGroup
 
 RUN = "live.json"  # in the run's folder: its name at the nodes, and at a deployed federation the nodes' names
 ABORT_TIMEOUT = 20.0  # seconds for an aborted job to end

@@ -52,7 +52,7 @@ from fedstill.runs.build import (
 from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs_as_reloaded
 from fedstill.runs.results import collect_results, progress_info, save_samples
 from fedstill.runs.spec import fingerprint_options
-from fedstill.track.tracker import TrackerGroup
+from fedstill.track.trackers import TrackerGroup
 
 UNITS = {"step": "distillation", "epoch": "distillation", "round": "rounds"}  # title of the progress bar
 

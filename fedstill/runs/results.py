@@ -34,7 +34,7 @@ from fedstill.runs.build import Setting
 from fedstill.runs.evaluation import Evaluation, Outputs, mean
 from fedstill.runs.student_file import header
 from fedstill.tasks import Task
-from fedstill.track.tracker import TrackerGroup
+from fedstill.track.trackers import TrackerGroup
 
 
 class MeasuredRun(Protocol):

@@ -30,7 +30,7 @@ from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec, fingerprint_options, load_toml, to_dict, to_toml
 from fedstill.runs.trained_model_cache import TrainedModels
-from fedstill.track.tracker import TrackerGroup
+from fedstill.track.trackers import TrackerGroup
 
 COMMAND = "# Made by: "  # start of the first line of config.toml, before the command that repeats the run
 
