@@ -1,16 +1,19 @@
-"""Tables: rows, schemas and features; csv files and folders; a node's rows."""
+"""Tables: rows, schemas, drafts of schemas and features; csv files and folders; a node's rows."""
 
 from __future__ import annotations
 
 import gzip
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError, FedstillError, MemoryLimitExceeded
 from fedstill.core.seeds import torch_generator
@@ -20,17 +23,17 @@ from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.data.table_data import check_features, encode_rows, read_schema, read_table_folder, sample_rows
+from fedstill.data.table_data import (
+    check_features,
+    draft_schema,
+    encode_rows,
+    read_schema,
+    read_table_folder,
+    round_outwards,
+    sample_rows,
+)
 from fedstill.tasks.classification import ClassificationConfig, TabularConfig
 from fedstill.tasks.regression import RegressionConfig
-from collections.abc import Callable
-from pathlib import Path
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data.table_data import draft_schema, encode_rows, round_outwards
-
 
 SCHEMA = """
 target = "ill"
