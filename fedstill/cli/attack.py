@@ -155,7 +155,6 @@ def _attack_option_prefix(name: str) -> str:
 
 
 def _with_canonical_attack_name(word: str) -> str:
-    """Return an option with the canonical name of its attack."""
     from fedstill.attacks.attack import ATTACKS
 
     if not word.startswith("--"):

@@ -101,7 +101,6 @@ def _parse_noise(text: str) -> float | dict[str, float]:
 
 
 def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[PlannedRun, list[PlannedNode]]:
-    """One node as its owner has it."""
     from fedstill.cli.node_check import load_target_run
     from fedstill.data import node_data
     from fedstill.node import folder_log, owner_folder
@@ -232,7 +231,6 @@ def _noise_by_part(
 def _longest_run_within_epsilon(
     run: PlannedRun, node: PlannedNode, privacy: PrivacyConfig, length: RunLength, wants: Sequence[str]
 ) -> int:
-    """The longest run within epsilon."""
     if wants:
         raise ArgumentError("--noise", ", ".join(wants), "noise for them too, or --steps in its place")
 
