@@ -2,8 +2,8 @@
 
 Audits of privacy mechanisms (``mechanism_audits``) have an adversary who knows all records but one. Attacks
 on runs start with a replay of a finished run, which gives the ``transcript`` of its releases. ``attack``
-holds their base class, ``attack_runner`` runs those that a configuration names, and ``attack_results`` holds
-their results for reports. There are four attacks:
+holds their base class and their results for reports, and ``attack_runner`` runs those that a configuration
+names. There are four attacks:
 
 - ``gradient_inversion``: images whose update is the released one. ``simulated_updates`` computes the update
   of given images; ``gradient_matching`` and ``layerwise_inversion`` search for the images.

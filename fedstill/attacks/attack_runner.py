@@ -18,8 +18,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from fedstill.attacks.attack import ATTACKS, Attack, AttackResult, Target
-from fedstill.attacks.attack_results import LEAKAGE_FILE, ComparisonColumn
+from fedstill.attacks.attack import ATTACKS, LEAKAGE_FILE, Attack, AttackResult, ComparisonColumn, Target
 from fedstill.attacks.transcript import ObservedRelease, load_run, replay_run
 from fedstill.core.config_tables import read_value, to_table
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, UnknownName

@@ -17,7 +17,7 @@ from fedstill.core.errors import ArgumentError, RunFolderError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedstill.attacks.attack_results import Leakage
+    from fedstill.attacks.attack import Leakage
     from fedstill.attacks.attack_runner import LeakageConfig
 
 
@@ -48,7 +48,7 @@ def attack(
     if (expected_time := duration(folder, len(config.attacks), quick)) and not quiet:
         print(expected_time, file=sys.stderr)
 
-    from fedstill.attacks.attack_results import LEAKAGE_FILE, Leakage
+    from fedstill.attacks.attack import LEAKAGE_FILE, Leakage
     from fedstill.attacks.attack_runner import run_attacks
     from fedstill.core.config_tables import read_received_dataclass
     from fedstill.core.safe_console import SafeConsole
@@ -82,7 +82,7 @@ def _check(folder: Path) -> None:
 
 def duration(folder: Path, attacks: int, quick: bool) -> str:
     """Return a line on the expected time, from the run's own and an earlier attack's; empty if not known."""
-    from fedstill.attacks.attack_results import Leakage
+    from fedstill.attacks.attack import Leakage
     from fedstill.core.run_writer import read_result
     from fedstill.core.text_format import finite_number_at_keys, format_count, format_seconds
 
@@ -168,7 +168,7 @@ def print_leakage(found: Leakage, console: Console) -> None:
     """Print ``leakage.json``: its summary, a line for each attack, and the attacks that were not run."""
     from rich.text import Text
 
-    from fedstill.attacks.attack_results import skipped_texts
+    from fedstill.attacks.attack import skipped_texts
     from fedstill.report.tables import Cell, Column, Row, Table, print_rows
 
     if found.sentence:
@@ -187,7 +187,7 @@ def print_leakage(found: Leakage, console: Console) -> None:
 
 def printed(found: Leakage) -> list[tuple[str, str, str, str]]:
     """Return the rows of the table: attack, target, metrics, and the values without an attack."""
-    from fedstill.attacks.attack_results import group_metrics_into_lines
+    from fedstill.attacks.attack import group_metrics_into_lines
 
     rows = []
     for attack in found.attacks:

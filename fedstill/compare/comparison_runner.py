@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fedstill.attacks.attack_results import Leakage
+from fedstill.attacks.attack import Leakage
 from fedstill.compare.comparison import COMPARISON_FILE, Comparison, ComparisonRun, read_comparison_folder
 from fedstill.core.config_tables import Table, flatten, read_text, to_table
 from fedstill.core.errors import FedstillError, RunFolderError, by_caller

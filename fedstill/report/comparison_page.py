@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from fedstill.attacks.attack_results import Leakage, skipped_texts
+from fedstill.attacks.attack import Leakage, skipped_texts
 from fedstill.compare.comparison import Comparison, read_comparison_folder
 from fedstill.compare.reproduction import ReproducedMetric
 from fedstill.core.run_writer import write_text

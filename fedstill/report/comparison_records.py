@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.attacks.attack_results import ComparisonColumn, Leakage
+from fedstill.attacks.attack import ComparisonColumn, Leakage
 from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.compare import comparison_runner
 from fedstill.compare.comparison import SHARED, Comparison, ComparisonRun, released_kinds

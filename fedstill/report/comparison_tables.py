@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.attacks.attack_results import ComparisonColumn
+from fedstill.attacks.attack import ComparisonColumn
 from fedstill.compare.comparison import COSTS
 from fedstill.compare.reproduction import ReproducedMetric, Reproduction, ReproductionRecord, round_metric
 from fedstill.core.run_writer import write_text

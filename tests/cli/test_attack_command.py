@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstill.attacks.attack_results import Leakage
+from fedstill.attacks.attack import Leakage
 from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts

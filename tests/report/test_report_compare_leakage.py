@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedstill.attacks.attack_results import ComparisonColumn, Leakage, skipped_texts
+from fedstill.attacks.attack import ComparisonColumn, Leakage, skipped_texts
 from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.compare import comparison as compare
 from fedstill.compare.comparison import Comparison
