@@ -24,6 +24,7 @@ from typing import Any
 
 import tomli_w
 
+from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import (
     Table,
@@ -766,8 +767,6 @@ def _complete_leakage_options(table: Mapping[str, Any]) -> Table | None:
     """Return the complete options of the attack, or None if no run is attacked."""
     if "leakage" not in table:
         return None
-    from fedstill.attacks.attack_runner import LeakageConfig
-
     complete: Table = LeakageConfig.from_table(table_at(table, "leakage")).to_table()
     return complete
 

@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.text import Text
 
 from fedstill.attacks.attack import Leakage
+from fedstill.attacks.attack_runner import LeakageConfig, run_attacks
 from fedstill.compare.comparison import COMPARISON_FILE, Comparison, ComparisonRun, read_comparison_folder
-from fedstill.core.config_tables import Table, flatten, read_text, to_table
+from fedstill.core.config_tables import Table, changed_options_as_cli_words, flatten, read_text, to_table
 from fedstill.core.errors import FedstillError, RunFolderError, by_caller
 from fedstill.core.hashing import fingerprint
 from fedstill.core.run_writer import lock_folder, make_folder, read_object, write_text
@@ -175,9 +176,6 @@ def _run(config: RunSpec, folder: Path, bars: bool, trained: Path, report: run.R
 
 
 def _attack(folder: Path, leakage: Table, bars: bool) -> None:
-    from fedstill.attacks.attack_runner import LeakageConfig, run_attacks
-    from fedstill.core.config_tables import changed_options_as_cli_words
-
     options = changed_options_as_cli_words(leakage, LeakageConfig().to_table())
     command = shlex.join(["fedstill", "attack", str(folder), *options])
     run_attacks(folder, LeakageConfig.from_table(leakage), command=command, progress=bars)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstill.attacks.attack import ComparisonColumn, Leakage
 from fedstill.attacks.attack_runner import LeakageConfig
@@ -50,11 +50,8 @@ from fedstill.report.statistics import (
     compare_paired_runs,
 )
 from fedstill.report.tables import format_value_without_unit, lowercase_title
+from fedstill.runs.spec import PaperMetric
 from fedstill.tasks.task import Metric
-
-if TYPE_CHECKING:
-    from fedstill.runs.spec import PaperMetric
-
 
 # --- one method in one setting --------------------------------------------------------------------------
 

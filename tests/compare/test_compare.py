@@ -723,7 +723,7 @@ class FakeAttack:
 @pytest.fixture
 def attacks(monkeypatch: pytest.MonkeyPatch) -> FakeAttack:
     attacks = FakeAttack()
-    monkeypatch.setattr("fedstill.attacks.attack_runner.run_attacks", attacks)
+    monkeypatch.setattr("fedstill.compare.comparison_runner.run_attacks", attacks)
     return attacks
 
 
