@@ -168,7 +168,7 @@ class Option(NamedTuple):
 
 
 def split_options(words: Sequence[str]) -> list[Option]:
-    """Each option with the values behind it.
+    """Return each option with the values behind it.
 
     Raises:
         ArgumentError: a word before the first option.
@@ -189,10 +189,10 @@ def split_options(words: Sequence[str]) -> list[Option]:
 
 
 def override(config: C, words: list[str], prog: str, also: Sequence[str] = ()) -> C:
-    """The same configuration with options from the command line.
+    """Return the configuration with options from the command line.
 
     Args:
-        config: a frozen dataclass: what holds where no option is given.
+        config: a frozen dataclass, with the values of options that are not given.
         words: the options, each followed by its values.
         prog: the command before the options, for errors.
         also: options of the command itself, for suggestions.
@@ -217,7 +217,7 @@ def override(config: C, words: list[str], prog: str, also: Sequence[str] = ()) -
 
 
 def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
-    """The configuration with those methods, tasks, splits that options choose by name; and the other options.
+    """Return the configuration with the classes that options choose by name, and the other options.
 
     A newly chosen one has its defaults, except for options that all choices share.
     """

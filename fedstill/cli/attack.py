@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet, list_options, override, split_options
 from fedstill.cli.console import print_json
+from fedstill.core.config_tables import read_received_dataclass
 from fedstill.core.errors import ArgumentError, RunFolderError
+from fedstill.core.text_format import finite_number_at_keys, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +52,6 @@ def attack(
 
     from fedstill.attacks.attack import LEAKAGE_FILE, Leakage
     from fedstill.attacks.attack_runner import run_attacks
-    from fedstill.core.config_tables import read_received_dataclass
     from fedstill.core.safe_console import SafeConsole
     from fedstill.report import write_report
 
@@ -84,7 +85,6 @@ def duration(folder: Path, attacks: int, quick: bool) -> str:
     """Return a line on the expected time, from the run's own and an earlier attack's; empty if not known."""
     from fedstill.attacks.attack import Leakage
     from fedstill.core.run_writer import read_result
-    from fedstill.core.text_format import finite_number_at_keys, format_count, format_seconds
 
     took, before = (
         finite_number_at_keys(read_result(folder / "result.json"), "seconds", "total"),

@@ -13,6 +13,7 @@ from fedstill.cli.console import leave, print_json, print_list
 from fedstill.cli.run import resumable
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.options import PositiveInt
+from fedstill.core.text_format import format_count
 
 if TYPE_CHECKING:
     from fedstill.compare.reproduction import Reproduction, ReproductionRecord
@@ -137,7 +138,6 @@ def _list() -> None:
     """Print the content, data, minutes a seed (small scale) and date of each."""
     from fedstill.compare.comparison import SMALL_SCALE
     from fedstill.compare.reproduction import reproductions
-    from fedstill.core.text_format import format_count
 
     rows = []
     for entry in reproductions():

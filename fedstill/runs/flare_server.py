@@ -39,7 +39,7 @@ class ServerProgram:
     """The server's program of one run in FLARE's job.
 
     Args:
-        spec: the run's configuration as TOML; the server's owner restricts it
+        config: the run's configuration as TOML; the server's owner restricts it
             (:mod:`fedstill.federation.server_rules`).
         run: name of the run; an interrupted run of this name is resumed.
         nodes: all nodes with which the run was started, also those that are not in this job. Default: the
