@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedstill.core import toml
+from fedstill.core.config_tables import read_text
 from fedstill.core.errors import ArgumentError, RunFolderError, by_caller
 from fedstill.core.progress import PROGRESS_FILE, ProgressFile
 from fedstill.core.run_writer import (
@@ -30,7 +30,7 @@ from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec, fingerprint_options, load_toml, to_dict, to_toml
 from fedstill.runs.trained_model_cache import TrainedModels
-from fedstill.track.tracker import TrackerGroup
+from fedstill.track.trackers import TrackerGroup
 
 COMMAND = "# Made by: "  # start of the first line of config.toml, before the command that repeats the run
 
@@ -151,7 +151,7 @@ def resume(
         return result
     spec = load_toml(out / "config.toml")
     _require_engine(spec)
-    first = toml.read_text(out / "config.toml").splitlines()[0]
+    first = read_text(out / "config.toml").splitlines()[0]
     if startup_kit is not None:
         if not spec.engine.startup_kit:
             raise ArgumentError(

@@ -511,7 +511,7 @@ def should_stack(compute: Compute, nodes: Sequence[Node], *, local_training: boo
     (``benchmarks/gpu.py``). On a CPU it stacks only networks of matrix products, and only if each core has
     more than three of each architecture. Stacked convolutions are grouped convolutions, which take two to
     three times as long on a CPU (``benchmarks/grid.py``); nodes that are not stacked are computed on all
-    cores at once (:mod:`fedstill.core.workers`).
+    cores at once (:mod:`fedstill.core.compute`).
 
     Args:
         local_training: the networks are grouped for local training, without queries.
