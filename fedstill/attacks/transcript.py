@@ -32,7 +32,7 @@ from fedstill.node.node import Node
 from fedstill.protocol.payload_kinds import INDICES, INPUTS, payload_kind
 from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums
 from fedstill.protocol.wire_format import Tensors, decompress
-from fedstill.runs.build import Setting, build_setting, split_data
+from fedstill.runs.build import LoadedData, Setting, build_setting, prepare_data
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.spec import RunSpec, load_toml
 
@@ -158,15 +158,26 @@ class ReplayedRun:
 
     Args:
         config: of the run, with its nodes in this process and without evaluations.
-        data: data set.
-        parts: records of each node.
-        public: public data.
+        loaded: data set, records of each node and public data.
     """
 
     config: RunSpec
-    data: DataSet
-    parts: Sequence[TensorData]
-    public: PublicData | None
+    loaded: LoadedData
+
+    @property
+    def data(self) -> DataSet:
+        """Data set."""
+        return self.loaded.data
+
+    @property
+    def parts(self) -> Sequence[TensorData]:
+        """Records of each node."""
+        return self.loaded.parts
+
+    @property
+    def public(self) -> PublicData | None:
+        """Public data."""
+        return self.loaded.public
 
     @classmethod
     def from_config(cls, config: RunSpec) -> ReplayedRun:
@@ -181,14 +192,13 @@ class ReplayedRun:
             engine = replace(engine, backend="local", batching="one-by-one")
         no_evaluation = replace(config.evaluation, every=0, centralized=False, samples=0)
         config = replace(config, engine=engine, evaluation=no_evaluation)
-        data = load(config.data, config.task)
-        parts, public = split_data(config, data)
-        return cls(config, data, parts, public)
+        loaded = prepare_data(config, load(config.data, config.task))
+        return cls(config, loaded)
 
     @property
     def new_setting(self) -> Setting:
         """Data and networks in their initial state, created at each access."""
-        return build_setting(self.config, self.data, self.parts, self.public)
+        return build_setting(self.config, self.loaded)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

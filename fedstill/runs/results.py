@@ -32,7 +32,7 @@ from fedstill.protocol.needs import Needs
 from fedstill.protocol.queries import NodeSide
 from fedstill.runs.build import Setting
 from fedstill.runs.evaluation import Evaluation, Outputs, mean
-from fedstill.runs.student_file import header
+from fedstill.runs.student_file import file_module, header
 from fedstill.tasks import Task
 from fedstill.track.tracker import TrackerGroup
 
@@ -192,7 +192,7 @@ def write_results(run: MeasuredRun, result: Mapping[str, Any], *, keep_state: bo
     """
     for name, text in run.method.output_files(run.server, run.server.state).items():
         run.records.write_file(name, text)
-    student = run.setting.student if run.has_student else None
+    student = file_module(run.setting) if run.has_student else None
     run.records.finish(result, student, header(run.setting), keep_state=keep_state)
     run.listeners.close(result)
 
