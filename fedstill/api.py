@@ -66,8 +66,9 @@ class Outcome:
     """Result of :func:`distil`. Its ``repr`` is a summary of a few lines.
 
     Args:
-        student: the trained student, which is the module passed to :func:`distil`, in evaluation mode; with
-            ``features`` this module on top of the backbone. None if the method trains no whole global model, for example if nodes keep a part of their model.
+        student: the trained student in evaluation mode: the module passed to :func:`distil`, with
+            ``features`` on top of the backbone. None if the method trains no whole global model, for example
+            if nodes keep a part of their model.
         result: content of ``result.json``: metrics in their units (accuracy in percent), transmitted bytes,
             numbers of queries, seconds, and the privacy cost. The keys are listed in
             ``docs/reference/files.md``.
@@ -182,10 +183,9 @@ def distil(
             methods that generate rows respect it. Default: None, features are any numbers.
         perceptual: path of a .safetensors file of VGG-16 or VGG-19 weights with torchvision's names, for
             perceptual losses. Default: ``""``, these losses are off.
-        features: pretrained backbone, such as ``Features("timm:resnet18", weights="resnet18.safetensors")``. The
-            features of all examples are computed once. ``models`` and ``student`` are then heads, which take
-            rows ``(N, F)``, and the student of the outcome is backbone and head. Default: None, models take
-            the examples.
+        features: pretrained backbone, such as ``Features("timm:resnet18", weights="resnet18.safetensors")``.
+            The features of all examples are computed once. ``models`` and ``student`` are then heads, which
+            take rows ``(N, F)``. Default: None, models take the examples.
         engine: device, precision, and whether equal models are stacked. Default: ``EngineConfig()``.
         link: wire format of the tensors, and rules for nodes that fail. Default: ``LinkConfig()``, full
             precision, the run stops.

@@ -85,7 +85,7 @@ class FeatureCache:
             "features": features.contiguous(),
         }
         content = save(tensors, {"checksum": _checksum(tensors["features"])})
-        if not self._make_room(len(content)):
+        if not self._make_space(len(content)):
             self._note(f"features are not cached: features.cache_gib = {self.limit / GIB:g} is too small")
             return
         name = hashlib.blake2b(b"".join(hashes), digest_size=HASH_SIZE).hexdigest()
@@ -133,7 +133,7 @@ class FeatureCache:
         with suppress(OSError):
             path.unlink()
 
-    def _make_room(self, size: int) -> bool:
+    def _make_space(self, size: int) -> bool:
         """Delete the chunks used least recently until ``size`` bytes fit. Those of this backbone stay."""
         chunks = []
         for path in self.folder.glob("*/*.safetensors"):

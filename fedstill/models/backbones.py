@@ -5,8 +5,8 @@ conversion of a run's inputs into those of the pretrained network (:class:`Pixel
 network's output to one vector per example. :class:`ScaledHead` normalizes these vectors and applies a head,
 and :class:`BackboneWithHead` is the complete model, from pixels or token ids to logits.
 
-Nothing is downloaded here. Without ``weights`` the library of a backbone (timm, torchvision) looks for its own
-pretrained weights, as it is configured to do. No pickle is read.
+Nothing is downloaded here. Without ``weights`` the library of a backbone (timm, torchvision) looks for its
+own pretrained weights, as it is configured to do. No pickle is read.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class Backbone(nn.Module):
         if precision == "bfloat16":
             network.to(torch.bfloat16)
         if len(raw.shape) == 3:
-            network.to(memory_format=torch.channels_last)  # half the time on a CPU
+            _to_channels_last(network)  # half the time on a CPU
         self.requires_grad_(False).eval()
         self.width = self._measured_width()
 
@@ -302,7 +302,11 @@ class Backbone(nn.Module):
             ) from error
         if features.ndim != 2 or len(features) != 2:
             raise ModelError(f"backbone: returns {tuple(features.shape)} for 2 inputs (expected (2, F))")
-        return features.shape[1]
+        return int(features.shape[1])
+
+
+def _to_channels_last(network: Any) -> None:
+    network.to(memory_format=torch.channels_last)  # an argument that the library's types lack
 
 
 def pool(output: Any) -> torch.Tensor:
@@ -312,7 +316,9 @@ def pool(output: Any) -> torch.Tensor:
     (torch.Size([2, 5]), torch.Size([2, 5]))
     """
     if not isinstance(output, torch.Tensor):
-        raise ModelError(f"backbone: returns a {type(output).__name__} (expected a tensor; see features.layer)")
+        raise ModelError(
+            f"backbone: returns a {type(output).__name__} (expected a tensor; see features.layer)"
+        )
     if output.ndim == 3:
         return output.mean(1)
     return output.mean((2, 3)) if output.ndim == 4 else output.flatten(1)
@@ -393,10 +399,8 @@ def batch_norm_moments(backbone: Backbone) -> tuple[torch.Tensor, torch.Tensor]:
     Raises:
         ArgumentError: the last normalization does not produce the features.
     """
-    modules = list(backbone.network.modules())
-    norms = [
-        at for at, module in enumerate(modules) if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d)
-    ]
+    modules: list[Any] = list(backbone.network.modules())
+    norms = [at for at, module in enumerate(modules) if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d)]
     norm = modules[norms[-1]] if norms else None
     if norm is None or norm.num_features != backbone.width or norm.weight is None:
         expected = "none, example or public, as the features do not follow a batch normalization"
@@ -452,8 +456,8 @@ def _network(options: Features, raw: RawInputs) -> tuple[nn.Module, nn.Module, s
     spec = options.backbone
     kind, _, name = spec.partition(":")
     if spec.endswith(".onnx"):
-        network, source = _load_onnx(spec)
-        return network, _conversion(options, raw), source
+        graph, source = _load_onnx(spec)
+        return graph, _conversion(options, raw), source
     if kind in ("random-conv", "scattering"):
         return _fixed_filters(kind, name, raw), nn.Identity(), spec
     if kind in ("timm", "torchvision") and name:
@@ -503,9 +507,7 @@ def _fixed_filters(kind: str, width: str, raw: RawInputs) -> nn.Module:
     return nn.Sequential(*(layer for layer in layers if not isinstance(layer, UnitNorm)))
 
 
-def _load_timm(
-    name: str, options: Features
-) -> tuple[nn.Module, int, tuple[float, ...], tuple[float, ...]]:
+def _load_timm(name: str, options: Features) -> tuple[nn.Module, int, tuple[float, ...], tuple[float, ...]]:
     timm = _import("timm", "vision")
     try:
         network: Any = timm.create_model(name, pretrained=not options.weights, num_classes=0)
@@ -529,9 +531,7 @@ def _load_torchvision(
     return network, 3, IMAGENET_MEAN, IMAGENET_STD
 
 
-def _load_hugging_face(
-    where: str, options: Features, raw: RawInputs
-) -> tuple[nn.Module, nn.Module, str]:
+def _load_hugging_face(where: str, options: Features, raw: RawInputs) -> tuple[nn.Module, nn.Module, str]:
     folder, spec = Path(where).expanduser(), f"hf:{where}"
     if not (folder / "config.json").is_file():
         raise ArgumentError("features.backbone", spec, "hf:FOLDER, a local folder with config.json")

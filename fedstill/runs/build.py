@@ -33,8 +33,8 @@ from fedstill.models.module_check import needs_two_examples
 from fedstill.models.predictors import URL_SCHEMES, Endpoint
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
-from fedstill.protocol.method import Method
 from fedstill.protocol.digests import digest
+from fedstill.protocol.method import Method
 from fedstill.protocol.needs import Needs, unmet_need
 from fedstill.runs.feature_space import FeatureSpace, on_features, to_feature_space
 from fedstill.runs.spec import RunSpec, fingerprint_options

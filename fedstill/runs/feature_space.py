@@ -106,7 +106,9 @@ class FeatureExtractor:
         if normalize != "public":
             return FeatureScale(normalize == "example")
         if public is None:
-            expected = "none, example or backbone, as there are no public data of the form of the private data"
+            expected = (
+                "none, example or backbone, as there are no public data of the form of the private data"
+            )
             raise ArgumentError("features.normalize", "public", expected)
         return FeatureScale(False, public.double().mean(0), public.double().std(0))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -58,7 +58,7 @@ class StudentFile:
     model: str
     spec: DataSpec | None
     words: str = ""
-    features: Features = Features()
+    features: Features = field(default_factory=Features)
     backbone_digest: str = ""
     width: int = 0
 
@@ -74,7 +74,11 @@ class StudentFile:
             "words": self.words,
         }
         if self.features:
-            metadata["features"] = {**to_table(self.features), "digest": self.backbone_digest, "width": self.width}
+            metadata["features"] = {
+                **to_table(self.features),
+                "digest": self.backbone_digest,
+                "width": self.width,
+            }
         return {KEY: json.dumps(metadata)}
 
     @classmethod
@@ -101,9 +105,7 @@ class StudentFile:
         except (ValueError, KeyError, TypeError) as error:  # ArgumentError is a ValueError
             raise RunFolderError(f"{where}: {first_line(error)}") from error
 
-    def network(
-        self, given: str | nn.Module = "", own: str = "", custom_backbone: str = ""
-    ) -> nn.Module:
+    def network(self, given: str | nn.Module = "", own: str = "", custom_backbone: str = "") -> nn.Module:
         """Build a network of the student's architecture, with initial weights.
 
         Args:
