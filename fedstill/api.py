@@ -260,7 +260,9 @@ def distil(
     public_data = _convert_public(public, to_tensors, learning_task)
     space = None
     if features is not None and features:
-        learning_task, raw = learning_task.on_features(), RawInputs(shape, mean, std, vocabulary)
+        channels = shape[0] if learning_task.form == "images" else 0
+        raw = RawInputs(shape, mean or (0.5,) * channels, std or (0.5,) * channels, vocabulary)
+        learning_task = learning_task.on_features()
         if table_schema:
             raise ArgumentError("features", features.backbone, "none for rows of a table")
         parts, test_data, public_data, space = to_feature_space(

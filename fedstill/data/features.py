@@ -84,9 +84,9 @@ class FeatureCache:
             "hashes": torch.from_numpy(np.frombuffer(b"".join(hashes), np.uint8).copy()),
             "features": features.contiguous(),
         }
-        content = save(tensors, {"checksum": _checksum(tensors["features"])})
+        content = save(tensors, {"checksum": _checksum(**tensors)})
         if not self._make_space(len(content)):
-            self._note(f"features are not cached: features.cache_gib = {self.limit / GIB:g} is too small")
+            self._note(f"features are not cached: features.cache_gib = {self.limit / GIB:.3g} is too small")
             return
         name = hashlib.blake2b(b"".join(hashes), digest_size=HASH_SIZE).hexdigest()
         path = self.folder / self.key / f"{name}.safetensors"
@@ -119,11 +119,12 @@ class FeatureCache:
         try:
             with safe_open(str(path), "pt") as file:
                 features: torch.Tensor = file.get_tensor("features")
+                hashes: torch.Tensor = file.get_tensor("hashes")
                 checksum = (file.metadata() or {}).get("checksum")
         except (SafetensorError, OSError):
             self._discard(path)
             return None
-        if checksum != _checksum(features):
+        if checksum != _checksum(features, hashes):
             self._discard(path)
             return None
         return features
@@ -219,6 +220,7 @@ def example_hashes(inputs: torch.Tensor) -> list[bytes]:
     return [hashlib.blake2b(row.data, digest_size=HASH_SIZE).digest() for row in rows]
 
 
-def _checksum(features: torch.Tensor) -> str:
-    content = features.contiguous().view(-1).view(torch.uint8).numpy().data
-    return hashlib.blake2b(content, digest_size=HASH_SIZE).hexdigest()
+def _checksum(features: torch.Tensor, hashes: torch.Tensor) -> str:
+    hashed = hashlib.blake2b(hashes.numpy().data, digest_size=HASH_SIZE)
+    hashed.update(features.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()

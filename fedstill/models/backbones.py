@@ -588,7 +588,8 @@ def _load_weights(network: nn.Module, options: Features) -> None:
         ModelError: the file is not a state dict, or does not fit.
     """
     file = Path(options.weights).expanduser()
-    if isinstance(network, OnnxEncoder) or not any(True for _ in network.parameters()):
+    fixed = options.backbone.startswith(("random-conv", "scattering"))
+    if fixed or isinstance(network, OnnxEncoder):
         raise ArgumentError("features.weights", options.weights, f"none with {options.backbone}")
     if not file.is_file():
         raise ArgumentError("features.weights", options.weights, "an existing file")

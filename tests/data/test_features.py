@@ -138,10 +138,10 @@ def test_limit_deletes_features_of_other_backbones(
 
 
 def test_cache_that_is_too_small_is_not_written(tmp_path: Path, backbone: Backbone, x: torch.Tensor) -> None:
-    small = cache(tmp_path, backbone, cache_gib=1e-6)
+    small = cache(tmp_path, backbone, cache_gib=2**-20)
     compute_features(backbone, x, small)
     assert not list(tmp_path.rglob("*.safetensors"))
-    assert small.notes == ["features are not cached: features.cache_gib = 1e-06 is too small"]
+    assert small.notes == ["features are not cached: features.cache_gib = 9.54e-07 is too small"]
 
 
 def test_equal_examples_are_computed_once(tmp_path: Path, backbone: Backbone, x: torch.Tensor) -> None:

@@ -129,7 +129,7 @@ def test_gaussian_queries_without_features_are_refused() -> None:
         ({"engine": {"backend": "flare-poc"}}, "features.backbone"),
         ({"features": {"normalize": "public"}, "public": {"name": "gaussian"}}, "features.normalize"),
         ({"features": {"weights": "absent.pt"}}, "features.weights"),
-        ({"nodes": {"models": ["small-cnn"]}}, "model = 'small-cnn'"),
+        ({"nodes": {"models": ["small-cnn"]}}, "nodes.models = 'small-cnn'"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_run(
