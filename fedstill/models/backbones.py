@@ -188,7 +188,7 @@ class LayerOutput(nn.Module):
         return output
 
 
-class TextEncoder(nn.Module):
+class SentenceEncoder(nn.Module):
     """Encoder of the Hugging Face library that maps token ids ``(B, L)``, padded with 0, to features.
 
     The features are the mean of the last hidden states over the tokens, as sentence encoders have it.
@@ -548,7 +548,7 @@ def _load_hugging_face(where: str, options: Features, raw: RawInputs) -> tuple[n
         if known < raw.vocabulary:
             expected = f"data.vocabulary = {spec!r}, as the backbone has {known} tokens"
             raise ArgumentError("features.backbone", spec, expected)
-        return TextEncoder(model), nn.Identity(), name
+        return SentenceEncoder(model), nn.Identity(), name
     mean, std = IMAGENET_MEAN, IMAGENET_STD
     preprocessor = folder / "preprocessor_config.json"
     if preprocessor.is_file():
