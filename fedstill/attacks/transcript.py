@@ -33,6 +33,7 @@ from fedstill.protocol.payload_kinds import INDICES, INPUTS, payload_kind
 from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums
 from fedstill.protocol.wire_format import Tensors, decompress
 from fedstill.runs.build import LoadedData, Setting, build_setting, prepare_data
+from fedstill.runs.feature_space import FeatureSpace
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.spec import RunSpec, load_toml
 
@@ -158,26 +159,17 @@ class ReplayedRun:
 
     Args:
         config: of the run, with its nodes in this process and without evaluations.
-        loaded: data set, records of each node and public data.
+        data: data set.
+        parts: records of each node.
+        public: public data.
+        feature_space: backbone whose features are the records, if there is one.
     """
 
     config: RunSpec
-    loaded: LoadedData
-
-    @property
-    def data(self) -> DataSet:
-        """Data set."""
-        return self.loaded.data
-
-    @property
-    def parts(self) -> Sequence[TensorData]:
-        """Records of each node."""
-        return self.loaded.parts
-
-    @property
-    def public(self) -> PublicData | None:
-        """Public data."""
-        return self.loaded.public
+    data: DataSet
+    parts: Sequence[TensorData]
+    public: PublicData | None
+    feature_space: FeatureSpace | None = None
 
     @classmethod
     def from_config(cls, config: RunSpec) -> ReplayedRun:
@@ -193,12 +185,13 @@ class ReplayedRun:
         no_evaluation = replace(config.evaluation, every=0, centralized=False, samples=0)
         config = replace(config, engine=engine, evaluation=no_evaluation)
         loaded = prepare_data(config, load(config.data, config.task))
-        return cls(config, loaded)
+        return cls(config, loaded.data, loaded.parts, loaded.public, loaded.feature_space)
 
     @property
     def new_setting(self) -> Setting:
         """Data and networks in their initial state, created at each access."""
-        return build_setting(self.config, self.loaded)
+        loaded = LoadedData(self.data, self.parts, self.public, self.feature_space)
+        return build_setting(self.config, loaded)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -32,7 +32,8 @@ from fedstill.core.text_format import format_seconds
 from fedstill.core.toml import Table
 from fedstill.data.loading import cache_loads, load
 from fedstill.runs import run
-from fedstill.runs.simulation import build_simulation, digest_examples
+from fedstill.runs.build import digest_examples
+from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
 
 __all__ = ["compare", "read_attack", "read_command", "read_not_attacked", "read_not_run", "read_results"]

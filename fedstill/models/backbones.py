@@ -282,11 +282,6 @@ class Backbone(nn.Module):
             converted = converted.bfloat16()
         return pool(self.network(converted)).float()
 
-    def as_float32(self) -> Backbone:
-        """Compute in float32 from now on, as exported models do."""
-        self.precision = "float32"
-        return self.float()
-
     def _measured_width(self) -> int:
         shape = (2, *self.raw.shape)
         x = torch.ones(shape, dtype=torch.int64) if self.raw.vocabulary else torch.zeros(shape)
@@ -387,6 +382,11 @@ class BackboneWithHead(nn.Module):
         logits: torch.Tensor = self.head(self.backbone(x))
         return logits
 
+    def as_float32(self) -> BackboneWithHead:
+        """Compute in float32 from now on, as exported models do."""
+        self.backbone.precision = "float32"
+        return self.float()
+
 
 def batch_norm_moments(backbone: Backbone) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and standard deviation ``(F,)`` of features under the backbone's last batch normalization.
@@ -407,7 +407,7 @@ def batch_norm_moments(backbone: Backbone) -> tuple[torch.Tensor, torch.Tensor]:
         raise ArgumentError("features.normalize", "backbone", expected)
     activation = getattr(norm, "act", None)
     if activation is None:
-        following = modules[norms[-1] + 1] if norms[-1] + 1 < len(modules) else None
+        following: Any = modules[norms[-1] + 1] if norms[-1] + 1 < len(modules) else None
         is_activation = type(following).__module__ == "torch.nn.modules.activation"
         activation = following if is_activation else nn.Identity()
     quantiles = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000

@@ -78,9 +78,8 @@ def export(student: StudentModel, kind: str, out: Path) -> float:
 
 
 def _write_and_compare(student: StudentModel, kind: str, out: Path) -> float:
-    if isinstance(student.network, BackboneWithHead) and student.network.backbone.precision != "float32":
-        student = deep_copy(student)
-        student.network.backbone.as_float32()
+    if isinstance(network := student.network, BackboneWithHead):
+        student = StudentModel(deep_copy(network).as_float32(), student.about)
     export_format, portable = export_format_by_name(kind), PortableStudent(student).eval()
     x = student.preprocessing.sample(TEST_INPUTS, torch_generator(0, "export"))
     try:
