@@ -15,7 +15,8 @@ import hashlib
 import importlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -508,7 +509,8 @@ def _fixed_filters(kind: str, width: str, raw: RawInputs) -> nn.Module:
 
 
 def _load_timm(name: str, options: Features) -> tuple[nn.Module, int, tuple[float, ...], tuple[float, ...]]:
-    timm = _import("timm", "vision")
+    with _installed("vision"):
+        timm = importlib.import_module("timm")
     try:
         network: Any = timm.create_model(name, pretrained=not options.weights, num_classes=0)
     except USER_CODE_ERRORS as error:  # an unknown name, or weights that cannot be downloaded
@@ -520,7 +522,8 @@ def _load_timm(name: str, options: Features) -> tuple[nn.Module, int, tuple[floa
 def _load_torchvision(
     name: str, options: Features
 ) -> tuple[nn.Module, int, tuple[float, ...], tuple[float, ...]]:
-    torchvision = _import("torchvision", "vision")
+    with _installed("vision"):
+        torchvision = importlib.import_module("torchvision")
     try:
         network: Any = torchvision.models.get_model(name, weights=None if options.weights else "DEFAULT")
     except USER_CODE_ERRORS as error:
@@ -562,7 +565,8 @@ def _load_onnx(path: str) -> tuple[OnnxEncoder, str]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ArgumentError("features.backbone", path, "an existing .onnx file")
-    runtime = _import("onnxruntime", "onnx")
+    with _installed("onnx"):
+        runtime = importlib.import_module("onnxruntime")
     content = file.read_bytes()
     try:
         session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
@@ -571,13 +575,14 @@ def _load_onnx(path: str) -> tuple[OnnxEncoder, str]:
     return OnnxEncoder(session), f"onnx:{hashlib.sha256(content).hexdigest()}"
 
 
-def _import(name: str, extra: str) -> Any:
+@contextmanager
+def _installed(extra: str) -> Iterator[None]:
+    """Refuse a backbone whose library is not installed."""
     try:
-        return importlib.import_module(name)
+        yield
     except ImportError as error:
-        raise ArgumentError(
-            "features.backbone", f"{name} is not installed", f"pip install 'fedstill[{extra}]'"
-        ) from error
+        missing = f"{error.name} is not installed"
+        raise ArgumentError("features.backbone", missing, f"pip install 'fedstill[{extra}]'") from error
 
 
 def _load_weights(network: nn.Module, options: Features) -> None:
