@@ -31,7 +31,8 @@ from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import format_seconds
 from fedstill.data.loading import cache_loads, load
 from fedstill.runs import run
-from fedstill.runs.simulation import build_simulation, digest_examples
+from fedstill.runs.build import digest_examples
+from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
 
 __all__ = ["compare", "read_attack", "read_command", "read_not_attacked", "read_not_run", "read_results"]
