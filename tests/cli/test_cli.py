@@ -354,6 +354,7 @@ def test_a_misspelled_table_is_no_comparison(command: Main, here: Path) -> None:
 
 
 def test_bad_files_are_one_line(command: Main, here: Path, golden: Golden) -> None:
+    assert one_line(command("run", "mine.toml", "--method.name")).startswith("--method.name needs a value (")
     lines = []
     for text in (
         '[method]\nname = "fediod"\n[split]\nnods = 3',
@@ -365,7 +366,6 @@ def test_bad_files_are_one_line(command: Main, here: Path, golden: Golden) -> No
         lines.append(f"{text}\n=> {one_line(command('run', 'mine.toml'))}\n")
     golden("errors-in-files", "\n".join(lines))
     # The rest lists all methods, or is in the parser's words.
-    assert one_line(command("run", "mine.toml", "--method.name")).startswith("--method.name needs a value (")
     (here / "mine.toml").write_text("seed = 3", encoding="utf-8")
     assert one_line(command("run", "mine.toml")).startswith("invalid method.name = '' (expected one of ")
     (here / "mine.toml").write_text("seed 3", encoding="utf-8")
