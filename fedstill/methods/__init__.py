@@ -10,6 +10,7 @@ and one in this package's ``__init__``, or a file anywhere else.
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault
+from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.data.public import PublicData
 from fedstill.federation.responses import Responses
@@ -38,13 +39,17 @@ __all__ = [
     "NodeFault",
     "NodeSetting",
     "NodeView",
+    "NonNegativeFloat",
     "PayloadKind",
+    "PositiveFloat",
+    "PositiveInt",
     "PublicData",
     "Query",
     "QueryCall",
     "QueryDetails",
     "Responses",
     "Server",
+    "Share",
     "Span",
     "SpanOfRound",
     "TensorData",

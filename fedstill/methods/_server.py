@@ -98,6 +98,8 @@ class Server:
     def step(self) -> Mapping[str, float]:
         """Run one step and return its losses."""
         losses = self.method.step(self, self.state, self.completed_steps)
+        if not isinstance(losses, Mapping):
+            raise ArgumentError(f"return value of {self.name}.step", losses, "losses by name, or {}")
         self.completed_steps += 1
         return losses
 
@@ -114,7 +116,9 @@ class Server:
             DataError: a tensor of another dtype or shape than its kind's, such as inputs that are not of the
                 task's shape, or that is not finite.
             ArgumentError: a call in ``init_state``. It runs before the nodes have trained and again at each
-                resume, so that the release would be repeated and no training would be charged.
+                resume, so that the release would be repeated and no training would be charged. Or a tensor
+                that requires a gradient and is not among the query's ``differentiable`` inputs, so that
+                its gradient would lack the part that goes through the nodes.
 
         Example:
             ``logits = server.query("predict_logits", x=x)["logits"]`` is ``(K, B, classes)``.
@@ -131,6 +135,14 @@ class Server:
         sent: dict[str, Any] = {
             name: value if name in json_values else torch.as_tensor(value) for name, value in inputs.items()
         }
+        for name, tensor in sent.items():
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.requires_grad
+                and name not in declared.differentiable
+            ):
+                advice = f"{name}.detach(), or differentiable=({name!r},) in the declaration of the query"
+                raise ArgumentError(f"{name} of query {query}", "a tensor that requires a gradient", advice)
         dtype = torch.int64 if self.task.form == "texts" else torch.float32
         fault = sent_query_fault(declared, sent, self.shape, self.task.output_shape(self.shape), dtype)
         if fault is not None:

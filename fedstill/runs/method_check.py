@@ -6,8 +6,10 @@ labels of the public data. Others compare what was sent and released with the de
 
 from __future__ import annotations
 
+import inspect
 import math
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -80,6 +82,7 @@ def check_method(method: Method | type[Method], make_setting: MakeSetting | None
             fedstill.check_method(EntropyFedMD(rounds=3))
     """
     checked = method() if isinstance(method, type) else method
+    title = getattr(checked, "title", type(checked).__name__)
     if make_setting is None:
         reason = unmet_need(checked.needs(), Classification(CLASSES))
         if reason is not None:
@@ -92,17 +95,17 @@ def check_method(method: Method | type[Method], make_setting: MakeSetting | None
         try:
             subject = _Subject(checked, make_setting, _run(make_setting()))
         except Exception as error:
-            raise MethodCheckError(checked.title, {"run": _describe(error)}) from error
+            raise MethodCheckError(title, {"run": _describe(error, checked)}) from error
         faults = {}
         for name, check in CHECKS.items():
             try:
                 fault = check(subject)
             except Exception as error:  # of the method: the others may still pass
-                fault = _describe(error)
+                fault = _describe(error, checked)
             if fault is not None:
                 faults[name] = fault
     if faults:
-        raise MethodCheckError(checked.title, faults)
+        raise MethodCheckError(title, faults)
 
 
 # --- runs -------------------------------------------------------------------------------------------------
@@ -360,9 +363,17 @@ def _difference(one: Any, other: Any, name: str) -> str | None:
     return next((part for part in parts if part is not None), None)
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: Exception, method: Method) -> str:
+    """Return the message of an error, and the line of the method's file where it happened."""
     text = " ".join(str(error).split())
-    return text if isinstance(error, FedstillError) else f"{type(error).__name__}: {text}"
+    text = text if isinstance(error, FedstillError) else f"{type(error).__name__}: {text}"
+    file, line = inspect.getfile(type(method)), 0
+    cause: BaseException | None = error
+    while cause is not None:  # an error at a node is the cause of the one at the server
+        own = [frame.lineno for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == file]
+        line = (own[-1] or line) if own else line
+        cause = cause.__cause__
+    return f"{text} ({Path(file).name}, line {line})" if line else text
 
 
 # --- the federation ---------------------------------------------------------------------------------------

@@ -99,6 +99,26 @@ class Breaks(Distills):
         return {"loss": super().step(server, state, t)["no such loss"]}
 
 
+class NoLosses(Distills):
+    def step(self, server: Server, state: State, t: int) -> Any:
+        super().step(server, state, t)
+
+
+class GradientIsLost(Distills):
+    """The query is not differentiable in its inputs, though they require a gradient."""
+
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        sends = {"x": payload_kinds.INPUTS}
+        yield Query(self.see, sends=sends, releases={"logits": payload_kinds.LOGITS}, depends_on_records=())
+
+    def see(self, node: NodeView, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return {"logits": node.model(x)}
+
+    def step(self, server: Server, state: State, t: int) -> Mapping[str, float]:
+        x = server.public.inputs[:4].clone().requires_grad_() if server.public else None
+        return {"loss": float(server.query("see", x=x)["logits"].sum())}
+
+
 class NoNumber(Distills):
     def step(self, server: Server, state: State, t: int) -> Mapping[str, float]:
         return {"loss": float("nan")} | {"other": super().step(server, state, t)["loss"]}
@@ -184,6 +204,8 @@ def test_sound_method_passes() -> None:
     ("kind", "check", "reason"),
     [
         (Breaks, "run", "KeyError"),
+        (NoLosses, "run", "losses by name"),
+        (GradientIsLost, "run", "x.detach(), or differentiable=('x',)"),
         (NoNumber, "run", "loss 'loss' of step 0 is None"),
         (Repeats, "times", "learn was sent 6 times"),
         (NeverSends, "times", "never was never sent"),
@@ -205,6 +227,16 @@ def test_each_fault_is_named(kind: type[Distills], check: str, reason: str) -> N
     # Comparisons of runs notice a method that forgets, or samples other numbers, too.
     alone = kind not in (Forgets, GlobalRandomness)
     assert not alone or caught.value.faults.keys() == {check}, caught.value.faults
+
+
+def test_error_in_a_method_names_its_line() -> None:
+    class Fails(Distills):
+        def step(self, server: Server, state: State, t: int) -> Mapping[str, float]:
+            raise RuntimeError("no such thing")
+
+    line = Fails.step.__code__.co_firstlineno + 1
+    with pytest.raises(MethodCheckError, match=f"no such thing.*test_method_check.py, line {line}"):
+        fedstill.check_method(declared(Fails))
 
 
 def test_method_of_other_data_needs_a_setting() -> None:
