@@ -21,7 +21,7 @@ from fedstill.core.options import check_fields
 from fedstill.core.registry import Registrable, Registry
 from fedstill.core.run_writer import read_result
 from fedstill.node.node import Node
-from fedstill.protocol.queries import NodeSide
+from fedstill.protocol.node_side import NodeSide
 from fedstill.runs.spec import RunSpec
 
 LEAKAGE_FILE = "leakage.json"

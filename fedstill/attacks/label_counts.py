@@ -15,7 +15,7 @@ import torch
 
 from fedstill.attacks.attack import Attack, AttackResult, LeakageMetric, Target, format_percent
 from fedstill.core.errors import MethodRefused
-from fedstill.protocol.queries import NodeSide
+from fedstill.protocol.node_side import NodeSide
 from fedstill.runs.simulation import Simulation
 
 ABSENT_BELOW = 0.5  # smaller counts report a class as absent

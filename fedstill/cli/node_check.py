@@ -54,7 +54,8 @@ from fedstill.privacy.budget import (
 from fedstill.privacy.events import cost_from_dict, total_cost
 from fedstill.privacy.statement import make_statement
 from fedstill.protocol.method import METHODS, Method, build_node_side
-from fedstill.protocol.queries import NodeSetting, NodeSide, Query, placeholder_public
+from fedstill.protocol.node_side import NodeSetting, NodeSide, placeholder_public
+from fedstill.protocol.queries import Query
 from fedstill.runs.spec import RunSpec, load
 
 LIVE = "the run queries connected nodes repeatedly, but this node responds to files only (online = false)"

@@ -47,7 +47,7 @@ from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import PrivacyCost, cost_from_dict, cost_to_dict, total_cost
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import build_node_side
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.runs.build import split_data
 from fedstill.runs.spec import RunSpec
 from fedstill.tasks import TaskConfig

@@ -30,7 +30,7 @@ from fedstill.methods._discriminators import Discriminators
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import LeNet5, SmallCNN, build
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.tasks.classification import Classification
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from fedstill.core.errors import FedstillError, ModelError
 from fedstill.models import PatchCritic, build, check_module, example_inputs
 from fedstill.models.module_check import DPIncompatibleError, needs_two_examples, reject_dp_incompatible
 from fedstill.models.module_utils import deep_copy
-from fedstill.node.node_group import architecture_key, stacking_key
+from fedstill.node.architectures import architecture_key, stacking_key
 
 SHAPE = (1, 4, 4)
 
