@@ -388,7 +388,7 @@ def test_unsummed_query_keeps_exchange(tmp_path: Path) -> None:
 
 def test_failed_query_keeps_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One node learns from other weights, for a query whose answer then fails."""
-    failing, plain = [False], node_view.integer_mask
+    failing, plain = [False], network_view.integer_mask
 
     def integer_mask(module: torch.nn.Module) -> torch.Tensor:
         if failing[0]:
