@@ -18,7 +18,7 @@ from fedstill.compare.comparison import (
     read_comparison,
     released_kinds,
 )
-from fedstill.core.config_tables import option_types
+from fedstill.core.config_tables import option_types, parse_toml
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.methods.fedavg import FedAvg
 from fedstill.privacy.config import DPTrainingConfig
