@@ -77,6 +77,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.lg_fedavg import LGFedAvg as LGFedAvg
     from fedstill.methods.public_only import PublicOnly as PublicOnly
     from fedstill.methods.standalone import Standalone as Standalone
+    from fedstill.models.backbones import Features as Features
     from fedstill.models.model_config import CustomModel as CustomModel
     from fedstill.node.policy import PolicyConfig as PolicyConfig
     from fedstill.privacy.config import DPTrainingConfig as DPTrainingConfig
@@ -145,6 +146,7 @@ _PUBLIC_NAMES = {
     "methods.lg_fedavg": "LGFedAvg",
     "methods.public_only": "PublicOnly",
     "methods.standalone": "Standalone",
+    "models.backbones": "Features",
     "models.model_config": "CustomModel",
     "node.policy": "PolicyConfig",
     "privacy.config": "GradientsConfig NoPrivacy PrivacyConfig DPTrainingConfig",

@@ -31,7 +31,7 @@ from fedstill.compare.comparison import (
     read_comparison,
     read_comparison_folder,
 )
-from fedstill.core.compute import EngineConfig, use_torch_defaults
+from fedstill.core.compute import Compute, EngineConfig, use_torch_defaults
 from fedstill.core.config_tables import merge_tables, to_table, unflatten
 from fedstill.core.dataset import TensorData, as_tensor
 from fedstill.core.errors import ArgumentError, DataError, RunFolderError, caller_context
@@ -47,11 +47,12 @@ from fedstill.data.in_memory_data import (
     to_input_tensor,
     to_target_tensor,
 )
-from fedstill.data.public import PublicData
+from fedstill.data.public import PublicConfig, PublicData
 from fedstill.data.table_data import encode_frame, is_data_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import custom_model
+from fedstill.models.backbones import BackboneWithHead, Features, RawInputs, ScaledHead
 from fedstill.models.hugging_face import wrap_hugging_face
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import CustomModel, ModelConfig, read_model_config
@@ -64,7 +65,8 @@ from fedstill.report import write_report
 from fedstill.report.comparison_page import write_comparison
 from fedstill.report.terminal import comparison_summary, run_summary
 from fedstill.runs import run
-from fedstill.runs.build import Setting, make_nodes
+from fedstill.runs.build import Setting, digest_examples, make_nodes
+from fedstill.runs.feature_space import to_feature_space
 from fedstill.runs.run import progress_bars, require_empty_folder, write_simulation_result
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.spec import EvaluationConfig, NodesConfig, RunSpec, StudentConfig, from_dict, load, to_dict
@@ -82,8 +84,9 @@ class Outcome:
     """Result of :func:`distil`. Its ``repr`` is a summary of a few lines.
 
     Args:
-        student: the trained student, which is the module passed to :func:`distil`, in evaluation mode. None
-            if the method trains no whole global model, for example if nodes keep a part of their model.
+        student: the trained student in evaluation mode: the module passed to :func:`distil`, with
+            ``features`` on top of the backbone. None if the method trains no whole global model, for example
+            if nodes keep a part of their model.
         result: content of ``result.json``: metrics in their units (accuracy in percent), transmitted bytes,
             numbers of queries, seconds, and the privacy cost. The keys are listed in
             ``docs/reference/files.md``.
@@ -148,6 +151,7 @@ def distil(
     vocabulary: int = 0,
     schema: TableSchema | str | Path | None = None,
     perceptual: str | Path = "",
+    features: Features | None = None,
     every: int | None = None,
     link: LinkConfig | None = None,
     out: str | Path | None = None,
@@ -217,6 +221,9 @@ def distil(
             methods that generate rows respect it. Default: None, features are any numbers.
         perceptual: path of a .safetensors file of VGG-16 or VGG-19 weights with torchvision's names, for
             perceptual losses. Default: ``""``, these losses are off.
+        features: pretrained backbone, such as ``Features("timm:resnet18", weights="resnet18.safetensors")``.
+            The features of all examples are computed once. ``models`` and ``student`` are then heads, which
+            take rows ``(N, F)``. Default: None, models take the examples.
         engine: device, precision, and whether equal models are stacked. Default: ``EngineConfig()``.
         link: wire format of the tensors, and rules for nodes that fail. Default: ``LinkConfig()``, full
             precision, the run stops.
@@ -287,8 +294,28 @@ def distil(
         table_schema.classes if table_schema else tuple(map(str, range(learning_task.classes)))
     )
     shape = tuple(test_data.inputs.shape[1:])
-    interface = Interface(learning_task, label_names, shape, vocabulary, mean, std, table_schema)
     parts = [to_tensors(examples, f"data[{index}]") for index, examples in enumerate(data)]
+    public_data = _convert_public(public, to_tensors, learning_task)
+    space = None
+    if features is not None and features:
+        channels = shape[0] if learning_task.form == "images" else 0
+        raw = RawInputs(shape, mean or (0.5,) * channels, std or (0.5,) * channels, vocabulary)
+        learning_task = learning_task.on_features()
+        if table_schema:
+            raise ArgumentError("features", features.backbone, "none for rows of a table")
+        parts, test_data, public_data, space = to_feature_space(
+            features,
+            raw,
+            PublicConfig(),
+            parts,
+            test_data,
+            public_data,
+            compute=Compute(engine),
+            data_digest=digest_examples(parts),
+            progress=progress,
+        )
+        shape, mean, std, vocabulary = (space.backbone.width,), (), (), 0
+    interface = Interface(learning_task, label_names, shape, vocabulary, mean, std, table_schema)
     modules = [_convert_model(model, interface, index, seed) for index, model in enumerate(models)]
     nodes = make_nodes(parts, modules, names, policies, privacies)
     spec = RunSpec(
@@ -303,6 +330,7 @@ def distil(
         ),
         method=METHODS[method]() if isinstance(method, str) else method or FedIOD(),
         student=StudentConfig(model=network_name(student, learning_task, shape, vocabulary)),
+        features=features or Features(),
         engine=engine or EngineConfig(),
         link=link or LinkConfig(),
         evaluation=EvaluationConfig(every=every, centralized=False),
@@ -313,12 +341,13 @@ def distil(
         nodes=nodes,
         student=student,
         test=test_data,
-        public=_convert_public(public, to_tensors, learning_task),
+        public=public_data,
         classes=given_names,
         mean=mean,
         std=std,
         vocabulary=vocabulary,
         schema=table_schema,
+        feature_space=space,
     )
     if track and out is None:
         raise ArgumentError("track", list(map(str, track)), "() unless out= is given, where trackers write")
@@ -334,7 +363,10 @@ def distil(
         bars = progress_bars(folder, progress, write_report)
         results = write_simulation_result(simulation, about, simulation.run(folder, bars=bars), folder)
         write_report(folder)
-    return Outcome(student if simulation.has_student else None, results, folder)
+    if not simulation.has_student:
+        return Outcome(None, results, folder)
+    trained = student if space is None else BackboneWithHead(space.backbone, ScaledHead(space.scale, student))
+    return Outcome(trained.eval(), results, folder)
 
 
 @caller_context("options")
@@ -533,6 +565,7 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
         "classes": setting.classes,
         "vocabulary": setting.vocabulary,
         "perceptual": spec.nodes.perceptual,
+        "features": None if setting.feature_space is None else setting.feature_space.to_record(),
     }
     return {
         "task": f"{setting.task.name} {sorted(vars(setting.task).items())}",
@@ -725,6 +758,7 @@ CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
         lambda value: value is None or isinstance(value, str | PathLike | TableSchema),
     ),
     "perceptual": ("the path of a file", lambda value: isinstance(value, str | PathLike)),
+    "features": ("a fedstill.Features", _is_none_or(Features)),
     "every": ("an integer from 0 up, or None", lambda value: value is None or _is_integer(value)),
     "link": ("a fedstill.LinkConfig", _is_none_or(LinkConfig)),
     "track": ("a list of trackers", _is_list),

@@ -25,6 +25,7 @@ from typing import Any
 import tomli_w
 
 from fedstill.attacks.attack_runner import LeakageConfig
+from fedstill.compare.method_forms import EVERY_METHOD, MethodForm, read_forms
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import (
     Table,
@@ -81,6 +82,7 @@ class Comparison:
         paper: published metrics.
         changed: options that the command line set.
         leakage: complete options of the attack on each run; None: no attacks.
+        forms: by label, whether a method runs as printed, as its published code, or in fedstill's form.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Comparison:
     paper: tuple[PaperMetric, ...] = ()
     changed: tuple[str, ...] = ()
     leakage: Table | None = None
+    forms: Mapping[str, MethodForm] = field(default_factory=dict)
 
     @property
     def sets_policy(self) -> bool:
@@ -161,6 +164,8 @@ class Comparison:
         metrics = [dataclasses.asdict(metric) for metric in self.paper]
         if self.leakage is not None:
             table["leakage"] = self.leakage
+        if self.forms:
+            table["forms"] = {label: dataclasses.asdict(form) for label, form in self.forms.items()}
         table["paper"] = [
             {**metric, "std": "none"} if metric["std"] is None else metric for metric in metrics
         ]
@@ -355,7 +360,7 @@ SHORT_FORM_KEYS = (
     "published",
     "arguments",
 )  # keys that are expanded
-BY_LABEL = ("options", "runs")  # tables by label of methods
+BY_LABEL = ("options", "runs", "forms")  # tables by label of methods
 METHOD_KEYS = ("methods", "options", "vary")  # a comparison has at least one of these keys
 CELL = "a number, or [mean, deviation]"
 
@@ -450,7 +455,7 @@ def _is_merged(below: object, above: object) -> bool:
 def _only_methods(table: Mapping[str, Any], methods: Sequence[str]) -> Table:
     """Return a table without entries of other methods."""
     return {
-        key: {label: of for label, of in value.items() if label in methods}
+        key: {label: of for label, of in value.items() if label in (*methods, EVERY_METHOD)}
         if key in BY_LABEL and isinstance(value, Mapping)
         else value
         for key, value in table.items()
@@ -653,7 +658,7 @@ class _FileHeader:
     paper: tuple[PaperMetric, ...] = ()
 
 
-TABLES = ("base", "options", "runs", "settings", "leakage")
+TABLES = ("base", "options", "runs", "settings", "leakage", "forms")
 
 
 def _build_comparison(
@@ -711,6 +716,7 @@ def _build_comparison(
         paper=paper,
         changed=tuple(sorted({*changes, *header.changed})),  # the order on the command line does not matter
         leakage=_complete_leakage_options(table),
+        forms=read_forms(table.get("forms", {}), methods),
     )
     reached = [metric for metric in paper if metric.metric not in COSTS]
     check_paper_metrics(reached, [comparison.run_config(place).task for place in comparison.planned_runs()])

@@ -31,7 +31,8 @@ from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import format_seconds
 from fedstill.data.loading import cache_loads, load
 from fedstill.runs import run
-from fedstill.runs.simulation import build_simulation, digest_examples
+from fedstill.runs.build import digest_examples
+from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
 
 __all__ = ["compare", "read_attack", "read_command", "read_not_attacked", "read_not_run", "read_results"]
@@ -265,7 +266,7 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
                 continue
             if part.name == "seeds" and set(old_plan.seeds) < set(comparison.seeds):
                 continue
-            if part.name not in ("name", "about", "note") and _is_part_different(
+            if part.name not in ("name", "about", "note", "forms") and _is_part_different(
                 old_plan, comparison, part.name
             ):
                 difference = _first_difference(getattr(old_plan, part.name), getattr(comparison, part.name))

@@ -186,6 +186,7 @@ def _table(summary: ComparisonSummary, setting: ComparedSetting) -> Table:
             Row(
                 _name(entry),
                 [*(row.cells if entry.runs else [reason]), _releases_and_needs(entry), _report_links(entry)],
+                group=row.group,
             )
         )
     columns += [Column("Releases and needs", "conditions wide-cell"), Column("Reports", "links")]

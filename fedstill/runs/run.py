@@ -70,7 +70,7 @@ def run(
     if spec.engine.startup_kit:
         spec = _with_kit(spec, Path(spec.engine.startup_kit))
     listeners = TrackerGroup(spec.track, to_dict(spec))
-    prepared = None if spec.engine.startup_kit else build_simulation(spec)
+    prepared = None if spec.engine.startup_kit else build_simulation(spec, progress=progress)
     make_folder(out)
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(spec)}")
     return _run_in_folder(spec, prepared, out, command, progress, trained, report, listeners)
@@ -106,6 +106,9 @@ def run_or_resume(
 
 
 def _require_engine(spec: RunSpec) -> None:
+    if spec.features and (spec.engine.backend != "local" or spec.engine.startup_kit):
+        expected = "none with nodes outside of this process (engine.backend = local)"
+        raise ArgumentError("features.backbone", spec.features.backbone, expected)
     if spec.engine.backend != "local":
         from fedstill.federation.provision import require_flare
 
@@ -160,7 +163,7 @@ def resume(
         spec = _with_kit(spec, startup_kit)
         write_text(out / "config.toml", f"{first}\n\n{to_toml(spec)}")
     listeners = TrackerGroup(spec.track, to_dict(spec))
-    prepared = None if spec.engine.startup_kit else build_simulation(spec)
+    prepared = None if spec.engine.startup_kit else build_simulation(spec, progress=progress)
     return _run_in_folder(
         spec, prepared, out, first.removeprefix(COMMAND), progress, trained, report, listeners
     )

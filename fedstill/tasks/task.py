@@ -11,6 +11,7 @@ one.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -140,7 +141,7 @@ class Task(ABC):
     name: ClassVar[str]
     metrics: tuple[Metric, ...]
     kind: ClassVar[TargetKind]
-    form: ClassVar[Form] = "images"
+    form: Form = "images"
     min_classes: ClassVar[int] = 2
     data_task: ClassVar[str] = ""
     condition_channels: int = 0
@@ -158,6 +159,19 @@ class Task(ABC):
     def metric(self) -> str:
         """Key of the primary metric."""
         return self.metrics[0].key
+
+    def on_features(self) -> Task:
+        """Return this task with rows of features in place of its images or texts.
+
+        Raises:
+            ArgumentError: an input has a target at each pixel.
+        """
+        if self.kind in ("map", "image"):
+            expected = "a task with one output per input, as features are one vector per input"
+            raise ArgumentError("task.name", self.name, expected)
+        task = copy.copy(self)
+        task.form = "rows"
+        return task
 
     def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a model's output for one input of a shape: ``(C,)``, or ``(C, H, W)`` for

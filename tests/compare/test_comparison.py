@@ -18,6 +18,7 @@ from fedstill.compare.comparison import (
     read_comparison,
     released_kinds,
 )
+from fedstill.compare.method_forms import MethodForm, read_forms
 from fedstill.core.config_tables import option_types, parse_toml
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.methods.fedavg import FedAvg
@@ -571,6 +572,29 @@ def test_scale_without_methods_drops_their_settings() -> None:
 def test_rejects_empty_short_forms(table: dict[str, Any], message: str) -> None:
     with pytest.raises(FedstillError, match=message):
         expand_short_forms(table)
+
+
+def test_form_of_all_methods_is_overridden_by_that_of_one() -> None:
+    forms = read_forms({"*": {"form": "printed"}, "b": {"form": "fedstill", "differs": "x"}}, ["a", "b"])
+    assert forms == {"a": MethodForm(form="printed"), "b": MethodForm(form="fedstill", differs="x")}
+    scaled = at_scale(
+        {"methods": ["a"], "forms": {"*": {"form": "fedstill", "differs": "x"}}, "scale": {"paper": {
+            "methods": ["a"], "forms": {"*": {"form": "printed", "differs": ""}}}}}, "paper"
+    )  # fmt: skip
+    assert read_forms(scaled["forms"], ["a"]) == {"a": MethodForm(form="printed")}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"c": {"form": "printed"}}, "invalid forms = 'c' .*forms of listed methods: a, b"),
+        ({"a": {"form": "own"}}, "invalid forms.a.form = 'own'"),
+        ({"a": "printed"}, "invalid forms.a = 'printed' .*a table"),
+    ],
+)
+def test_rejects_unknown_forms(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(FedstillError, match=message):
+        read_forms(table, ["a", "b"])
 
 
 def test_rejects_unknown_scale() -> None:
