@@ -138,18 +138,25 @@ def _spec_of_schema(config: RunSpec) -> DataSpec | None:
 
 
 def _node(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
-    from fedstill.node.folder_check import readable_files_warning
+    from fedstill.node.folder_check import readable_files_warning, rounding_warning
     from fedstill.node.folder_log import audit_path
 
     facts, exposed = node_facts(folder, file, found), readable_files_warning(folder, audit_path(file, folder))
-    return {"node": file.name, "folder": str(folder.resolve()), "facts": facts, "exposed": exposed}
+    return {
+        "node": file.name,
+        "folder": str(folder.resolve()),
+        "facts": facts,
+        "exposed": exposed,
+        "rounding": rounding_warning(file.privacy),
+    }
 
 
 def _print(console: Console, summary: Mapping[str, Any], found: FolderCheck) -> None:
     console.print(f"node {summary['node']}, in {summary['folder']}", soft_wrap=True)
     print_facts(console, summary["facts"])
-    if summary["exposed"] is not None:
-        console.print(f"{summary['exposed']}\n", soft_wrap=True)
+    for warning in (summary["exposed"], summary["rounding"]):
+        if warning is not None:
+            console.print(f"{warning}\n", soft_wrap=True)
     if "run" in summary:
         _print_run(console, summary["run"], found)
     elif "methods" in summary:

@@ -339,6 +339,10 @@ class NodeService:
     def close(self) -> None:
         """Leave the current run and close the audit log."""
         self.leave()
+        try:
+            self.events.record_repeats()
+        except (AuditError, OSError) as error:
+            logger.error("the audit log cannot be written: %s", error)
         self.events.close()
 
 
