@@ -5,7 +5,7 @@
 Each party has its own working folder under FOLDER and follows docs/deploy.md there; this script runs the
 commands of all parties. The hospitals store the same kind of images in different forms (an .npz, a folder of
 images, a table) and use different networks. No hospital accesses another's folder. The university has test
-images only. The result is a student of all hospitals, and a report.
+images, and public images without use of their labels. The result is a student of all hospitals, and a report.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ else:
 
 HOSPITALS = ("north", "east", "west")
 MODELS = {"north": "small-cnn:16", "east": "lenet5", "west": "mlp:64"}
-STEPS = 120  # queries; more improve the student
 PATIENCE = 60.0  # seconds until all nodes must have joined
 
 
 def main() -> None:
-    """Set up the federation, run FedIOD, and stop all processes."""
+    """Set up the federation, run FedKD, and stop all processes."""
     home = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/hospitals").resolve()
     if home.exists():
         sys.exit(f"{home} exists: choose another folder")
@@ -63,10 +62,10 @@ def main() -> None:
             fedstill(own, "node", "check", "node")
             processes.append(start(own, "node", "start", "node"))
         wait_for_nodes(university)
-        say("The university runs FedIOD: it generates inputs, queries the nodes, and trains the student.")
+        say("The university runs FedKD: it queries the nodes about public images, and trains the student.")
         run = [
             "run",
-            "fediod.toml",
+            "fedkd.toml",
             "--engine",
             "flare",
             "--startup-kit",
@@ -85,11 +84,11 @@ def main() -> None:
 
 
 def bring_data(home: Path) -> None:
-    """Write each hospital's part of the digits, and the university's fifth for testing."""
+    """Write each hospital's part of the digits, the public images, and the university's fifth for testing."""
     images, labels = load_digits(return_X_y=True)
     pixels = (images.reshape(-1, 8, 8) / 16 * 255).round().astype(np.uint8)
     order = np.random.default_rng(0).permutation(len(labels))
-    test, rest = order[:360], order[360:]
+    test, public, rest = order[:360], order[360:660], order[660:]
     np.savez(
         home / "university" / "test.npz",
         images=pixels[test],
@@ -97,6 +96,7 @@ def bring_data(home: Path) -> None:
         split=np.ones(len(test), dtype=int),
         classes=np.array([str(digit) for digit in range(10)]),
     )
+    np.savez(home / "university" / "public.npz", images=pixels[public], labels=labels[public])
     north = rest[labels[rest] < 4]  # the hospitals have different classes
     east = rest[(labels[rest] >= 3) & (labels[rest] < 8)]
     west = rest[(labels[rest] >= 6) | (labels[rest] < 1)]
@@ -117,11 +117,12 @@ def bring_data(home: Path) -> None:
     run = {
         "name": "hospitals",
         "data": {"name": "test.npz"},
-        "method": {"name": "fediod", "steps": STEPS, "generator": {"width": 32}, "critic": {"width": 16}},
+        "public": {"name": "public.npz"},
+        "method": {"name": "fedkd"},
         "student": {"model": "small-cnn:16"},
         "link": {"wait": 60.0},
     }
-    (home / "university" / "fediod.toml").write_text(tomli_w.dumps(run), encoding="utf-8")
+    (home / "university" / "fedkd.toml").write_text(tomli_w.dumps(run), encoding="utf-8")
 
 
 def configure(path: Path, hospital: str) -> None:

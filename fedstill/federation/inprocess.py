@@ -17,7 +17,8 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.node.request_handler import RequestHandler
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.node_side import NodeSide
+from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors
 
 

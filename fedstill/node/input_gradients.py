@@ -10,8 +10,8 @@ from fedstill.core.errors import QueryMismatch
 from fedstill.node.admission import refuse
 from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
-from fedstill.node.node_group import stack_tensors
 from fedstill.node.received_tensors import ReceivedTensors
+from fedstill.node.stacked_modules import stack_tensors
 from fedstill.protocol.wire_format import Tensors
 
 OutputGradients = Mapping[str, ReceivedTensors]

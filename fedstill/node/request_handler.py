@@ -16,15 +16,17 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import QueryMismatch
 from fedstill.node import input_gradients
 from fedstill.node.admission import json_size, refuse
+from fedstill.node.architectures import stacking_key
 from fedstill.node.audit_entries import ReceivedQuery
+from fedstill.node.captured_functions import CapturedFunctions
 from fedstill.node.exchanges import Exchange, RecentExchanges
 from fedstill.node.input_gradients import OutputGradients
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup, stacking_key
-from fedstill.node.query_functions import FunctionRunner
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.protocol.digests import chain_digest
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.node_side import NodeSide
+from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors, WireConfig
 
 
@@ -53,7 +55,7 @@ class RequestHandler:
         )
         self._exchanges = RecentExchanges()
         self._pending: Exchange | None = None  # admitted, not computed yet
-        self._run_function = FunctionRunner(group, side.setting, compute)
+        self._run_function = CapturedFunctions(group, side.setting, compute)
 
     def has_responded(self, number: int) -> bool:
         """Return whether the responses to a query are kept."""
@@ -260,8 +262,7 @@ class RequestHandler:
         ):
             self.group.module("model").train(False)  # evaluation mode
             exchange.inputs = inputs
-            outputs = self._run_function(query, number, inputs, values)
-            exchange.outputs = query.encode_response(outputs, len(self.group))
+            exchange.outputs = self._run_function(query, number, inputs, values)
 
     def _copy_tensor_per_node(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
         """Return one copy per node, ``(B, ...)`` to ``(G, B, ...)``, so that each node has its own

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fedstill.node import dp_training
 from fedstill.node.audit_entries import NODE_DATA, RELEASES, Entry
 from fedstill.node.audit_log import AuditLog
-from fedstill.node.query_functions import FunctionRunner
+from fedstill.node.captured_functions import CapturedFunctions
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import NoPrivacy
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict
@@ -50,7 +50,7 @@ noise = 2.0
 """
 
 ORDINARY_SUM, ORDINARY_CHARGE = dp_training.clipped_sum_and_loss, AuditLog.charge
-ORDINARY_CALL = FunctionRunner.__call__
+ORDINARY_CALL = CapturedFunctions.__call__
 
 WRITES = ("training", "training result", "response", "gradient")
 KILLS = tuple((when, part) for when in ("kill before", "kill after") for part in WRITES)
@@ -136,7 +136,7 @@ class Charging(RuleBasedStateMachine):
             total, loss = ORDINARY_SUM(*given)
             return (torch.nextafter(total, torch.full_like(total, torch.inf)) if self.digits else total), loss
 
-        def call(runner: FunctionRunner, *given: Any) -> Any:
+        def call(runner: CapturedFunctions, *given: Any) -> Any:
             if self.trouble == ("fail", "before training"):
                 raise RuntimeError("half-way")
             outputs = ORDINARY_CALL(runner, *given)
@@ -146,7 +146,7 @@ class Charging(RuleBasedStateMachine):
 
         self.patch.setattr(AuditLog, "charge", charge)
         self.patch.setattr(dp_training, "clipped_sum_and_loss", clipped_sum)
-        self.patch.setattr(FunctionRunner, "__call__", call)
+        self.patch.setattr(CapturedFunctions, "__call__", call)
 
     def teardown(self) -> None:
         self.trouble = NO_TROUBLE

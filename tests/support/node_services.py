@@ -21,7 +21,8 @@ from fedstill.node.node_service import NodeService
 from fedstill.node.release_ledger import TRAINED, Release
 from fedstill.privacy.config import NoPrivacy
 from fedstill.privacy.events import CostBreakdown, Event, PrivacyCost
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.node_side import NodeSide
+from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import RunPlan
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.tasks.classification import ClassificationConfig
