@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet
+from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet, split_options
 from fedstill.cli.compare import changes_of, shared_options
 from fedstill.cli.console import leave, print_json, print_list
-from fedstill.cli.options import group
 from fedstill.cli.run import resumable
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.options import PositiveInt
+from fedstill.core.text_format import format_count
 
 if TYPE_CHECKING:
     from fedstill.compare.reproduction import Reproduction, ReproductionRecord
@@ -135,10 +135,9 @@ def _existing_record(
 
 
 def _list() -> None:
-    """Print the content, data, minutes a seed (small scale) and date of each."""
+    """Print the content, data, minutes a seed (small scale), date and verdict of each."""
     from fedstill.compare.comparison import SMALL_SCALE
     from fedstill.compare.reproduction import reproductions
-    from fedstill.core.text_format import format_count
 
     rows = []
     for entry in reproductions():
@@ -151,10 +150,17 @@ def _list() -> None:
         ]
         shows = f"{entry.about.paper}, {entry.about.what}: {entry.about.title}"
         minutes = f"{max(entry.minutes_per_seed(records.get(SMALL_SCALE)), 1):.0f}"
-        rows.append((entry.name, shows, ", ".join(entry.data), minutes, "; ".join(recorded) or "-"))
-    print_list(
-        ("name", "content", "data", "minutes", "recorded; pairs of methods in the paper's order"), rows
+        verdict = entry.about.verdict or "-"
+        rows.append((entry.name, shows, ", ".join(entry.data), minutes, "; ".join(recorded) or "-", verdict))
+    header = (
+        "name",
+        "content",
+        "data",
+        "minutes",
+        "recorded; pairs of methods in the paper's order",
+        "verdict",
     )
+    print_list(header, rows)
     print("Data, and minutes of a seed, are the small scale's: as recorded, or else estimated.")
     print("The data's form: docs/tasks.md")
 
@@ -163,7 +169,7 @@ def _count_pairs_in_paper_order(entry: Reproduction, record: ReproductionRecord)
     """Return how many pairs of methods are in the paper's order, where it has values."""
     from fedstill.report.comparison_tables import compare_ranking
 
-    order = compare_ranking(record.rows, entry.published(record.scale))
+    order = compare_ranking(record.unflagged_rows, entry.published(record.scale))
     return f"; {order}" if order.pairs else ""
 
 
@@ -173,7 +179,7 @@ def _print_json() -> None:
 
     entries = []
     for entry in reproductions():
-        about = {key: getattr(entry.about, key) for key in ("paper", "what", "title")}
+        about = {key: getattr(entry.about, key) for key in ("paper", "what", "title", "verdict")}
         records = _records(entry)
         kept = {scale: asdict(record) for scale, record in records.items()}
         minutes = round(entry.minutes_per_seed(records.get(SMALL_SCALE)), 1)
@@ -227,7 +233,7 @@ def _changes(source: Reproduction, scale: str, name: str, call: Call) -> dict[st
         base = base_run([str(source.file)], scale=scale)
         return changes_of(call.overrides, base, call, f"fedstill reproduce {name}")
     changes: dict[str, Any] = {}
-    for option in group(call.overrides):
+    for option in split_options(call.overrides):
         if option.name != "data.root":
             see = "`fedstill reproduce --help` shows all; of a run's options it takes --data.root only"
             raise UnknownName("option", option.option, [*call.known, "--data.root"], see=see)

@@ -24,12 +24,20 @@ from typing import Any
 
 import tomli_w
 
-from fedstill.core import toml
+from fedstill.attacks.attack_runner import LeakageConfig
+from fedstill.compare.method_forms import EVERY_METHOD, MethodForm, read_forms
 from fedstill.core.compute import Compute
-from fedstill.core.config_tables import merge_tables, option_types, read_table, unflatten
+from fedstill.core.config_tables import (
+    Table,
+    merge_tables,
+    option_types,
+    parse_toml,
+    read_table,
+    read_text,
+    unflatten,
+)
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.registry import add_search_folders
-from fedstill.core.toml import Table
 from fedstill.protocol.method import METHODS, build_node_side
 from fedstill.protocol.node_side import NodeSetting, placeholder_public
 from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
@@ -74,6 +82,7 @@ class Comparison:
         paper: published metrics.
         changed: options that the command line set.
         leakage: complete options of the attack on each run; None: no attacks.
+        forms: by label, whether a method runs as printed, as its published code, or in fedstill's form.
     """
 
     name: str
@@ -87,6 +96,7 @@ class Comparison:
     paper: tuple[PaperMetric, ...] = ()
     changed: tuple[str, ...] = ()
     leakage: Table | None = None
+    forms: Mapping[str, MethodForm] = field(default_factory=dict)
 
     @property
     def sets_policy(self) -> bool:
@@ -154,6 +164,8 @@ class Comparison:
         metrics = [dataclasses.asdict(metric) for metric in self.paper]
         if self.leakage is not None:
             table["leakage"] = self.leakage
+        if self.forms:
+            table["forms"] = {label: dataclasses.asdict(form) for label, form in self.forms.items()}
         table["paper"] = [
             {**metric, "std": "none"} if metric["std"] is None else metric for metric in metrics
         ]
@@ -348,7 +360,7 @@ SHORT_FORM_KEYS = (
     "published",
     "arguments",
 )  # keys that are expanded
-BY_LABEL = ("options", "runs")  # tables by label of methods
+BY_LABEL = ("options", "runs", "forms")  # tables by label of methods
 METHOD_KEYS = ("methods", "options", "vary")  # a comparison has at least one of these keys
 CELL = "a number, or [mean, deviation]"
 
@@ -443,7 +455,7 @@ def _is_merged(below: object, above: object) -> bool:
 def _only_methods(table: Mapping[str, Any], methods: Sequence[str]) -> Table:
     """Return a table without entries of other methods."""
     return {
-        key: {label: of for label, of in value.items() if label in methods}
+        key: {label: of for label, of in value.items() if label in (*methods, EVERY_METHOD)}
         if key in BY_LABEL and isinstance(value, Mapping)
         else value
         for key, value in table.items()
@@ -503,7 +515,7 @@ def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL_S
     table: Table = {}
     if names and is_file_listing_methods(names[0]):
         file = Path(names[0])
-        expanded = expand_short_forms(toml.parse(toml.read_text(file), names[0]), scale)
+        expanded = expand_short_forms(parse_toml(read_text(file), names[0]), scale)
         table, _ = _fill_base_preset(table_at(expanded, "base"), file.parent)
     elif base is not None:
         table = {key: value for key, value in presets.read(base, RunSpec).items() if key not in PER_RUN_KEYS}
@@ -581,8 +593,8 @@ def read_comparison(
     Raises:
         FedstillError: the file cannot be read, or is not a comparison.
     """
-    text = toml.read_text(file)
-    raw = toml.parse(text, str(file))
+    text = read_text(file)
+    raw = parse_toml(text, str(file))
     table = expand_short_forms(raw, scale)
     if scale == SMALL_SCALE and "reduction" in table_at(raw, "reproduces"):
         scale_note = f"Reduced scale, so values differ from the paper's: {raw['reproduces']['reduction']}"
@@ -617,7 +629,7 @@ def _has_any_key(file: str, keys: Sequence[str]) -> bool:
     """Return whether a name is a file with one of these keys."""
     if not file.endswith(".toml"):
         return False
-    table = toml.parse(toml.read_text(Path(file)), file)
+    table = parse_toml(read_text(Path(file)), file)
     # A table named methods is a misspelled table of a run.
     return any(key in table and not (key == "methods" and isinstance(table[key], dict)) for key in keys)
 
@@ -646,7 +658,7 @@ class _FileHeader:
     paper: tuple[PaperMetric, ...] = ()
 
 
-TABLES = ("base", "options", "runs", "settings", "leakage")
+TABLES = ("base", "options", "runs", "settings", "leakage", "forms")
 
 
 def _build_comparison(
@@ -704,6 +716,7 @@ def _build_comparison(
         paper=paper,
         changed=tuple(sorted({*changes, *header.changed})),  # the order on the command line does not matter
         leakage=_complete_leakage_options(table),
+        forms=read_forms(table.get("forms", {}), methods),
     )
     reached = [metric for metric in paper if metric.metric not in COSTS]
     check_paper_metrics(reached, [comparison.run_config(place).task for place in comparison.planned_runs()])
@@ -761,8 +774,6 @@ def _complete_leakage_options(table: Mapping[str, Any]) -> Table | None:
     """Return the complete options of the attack, or None if no run is attacked."""
     if "leakage" not in table:
         return None
-    from fedstill.attacks.config import LeakageConfig
-
     complete: Table = LeakageConfig.from_table(table_at(table, "leakage")).to_table()
     return complete
 

@@ -14,11 +14,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Gt, MinLen
@@ -32,14 +32,13 @@ from fedstill.compare.comparison import (
     expand_short_forms,
     read_comparison,
 )
-from fedstill.core import toml
-from fedstill.core.config_tables import changed_options_as_cli_words, read_table
+from fedstill.compare.method_forms import FormName, MethodForm, read_forms
+from fedstill.core.config_tables import Table, changed_options_as_cli_words, read_table, read_text, read_toml
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import add_search_folders
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import json_text
-from fedstill.core.toml import Table
 from fedstill.data.public import BUILTIN_SOURCES, NONE
 from fedstill.runs import presets
 from fedstill.runs.run import machine
@@ -47,6 +46,34 @@ from fedstill.runs.spec import PaperMetric, RunSpec
 
 PACKAGE = Path(__file__).parents[1]
 NonEmptyText = Annotated[str, MinLen(1), "some words"]
+NOT_AT_THIS_SCALE = "not at this scale"
+Verdict = Literal["reproduced", "partly", "not", "not at this scale", ""]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CitedRow(CheckedOptions):
+    """A row of another table's record, shown next to the rows of this one."""
+
+    section: ClassVar[str] = "reproduces.cites"
+
+    record: NonEmptyText  # name of the other file, as fediod-table6
+    row: NonEmptyText  # method in that record
+    setting: str = ""  # setting in that record
+    under: str = ""  # setting of this table
+    name: NonEmptyText  # name of the row here
+    form: FormName = "fedstill"
+    differs: str = ""  # how it differs from the other rows' conditions
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadlineRow(CheckedOptions):
+    """A metric that stands for a table in the summary of all tables."""
+
+    section: ClassVar[str] = "reproduces.headline"
+
+    row: NonEmptyText  # method in the record
+    metric: str = "accuracy"
+    setting: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +91,11 @@ class ReproductionTarget(CheckedOptions):
     runs: str = ""  # name of another file whose runs are shown
     methods: tuple[str, ...] = ()  # shown methods of these runs; empty: all
     data: tuple[str, ...] = ()  # data sets of a program without runs
+    verdict: Verdict = ""  # whether the small scale's record agrees with the paper; empty without a record
+    claim: str = ""  # the paper's result in a few words, if it prints no number for the headline
+    why: str = ""  # one paragraph on the verdict
+    headline: tuple[HeadlineRow, ...] = ()  # rows of the record in the summary
+    cites: tuple[CitedRow, ...] = ()  # rows of other records next to this one's
 
 
 def round_metric(value: float) -> float:
@@ -112,6 +144,8 @@ class ReproductionRecord:
         rows: the metrics.
         changed: options of the command line.
         note: further remarks.
+        flagged: reasons why results of a setting say nothing about the paper, by setting; the empty name is
+            the whole table.
     """
 
     scale: str
@@ -122,6 +156,16 @@ class ReproductionRecord:
     rows: tuple[ReproducedMetric, ...]
     changed: tuple[str, ...] = ()
     note: str = ""
+    flagged: Mapping[str, str] = field(default_factory=dict)
+
+    def flag(self, setting: str) -> str:
+        """Return the reason why a setting's results say nothing about the paper; empty if there is none."""
+        return self.flagged.get(setting) or self.flagged.get("", "")
+
+    @property
+    def unflagged_rows(self) -> tuple[ReproducedMetric, ...]:
+        """Rows of settings without a flag."""
+        return tuple(row for row in self.rows if not self.flag(row.setting))
 
     @classmethod
     def read(cls, file: Path) -> ReproductionRecord | None:
@@ -133,7 +177,7 @@ class ReproductionRecord:
         if not file.exists():
             return None
         try:
-            content = json.loads(toml.read_text(file))
+            content = json.loads(read_text(file))
             rows = [
                 ReproducedMetric(
                     **{**row, "values": {int(seed): value for seed, value in row["values"].items()}}
@@ -168,7 +212,7 @@ class ReproductionRecord:
     def write(self, file: Path) -> None:
         """Write the record, one line per row."""
         header_values = {
-            key: value for key, value in asdict(self).items() if key != "rows" and value not in ("", ())
+            key: value for key, value in asdict(self).items() if key != "rows" and value not in ("", (), {})
         }
         header = json.dumps(header_values, indent=2, ensure_ascii=False).removesuffix("\n}")
         rows = [{**asdict(row), "values": dict(sorted(row.values.items()))} for row in self.rows]
@@ -262,6 +306,27 @@ class Reproduction:
         metrics = expand_short_forms(self.table, self._check_scale(scale)).get("paper", [])
         return [read_table(PaperMetric, metric, "paper.") for metric in metrics]
 
+    def forms(self, scale: str = SMALL_SCALE) -> Mapping[str, MethodForm]:
+        """Return the forms of methods, by label; empty if the file names none."""
+        table = expand_short_forms(self.reproduction_with_runs.table, self._check_scale(scale))
+        return read_forms(table.get("forms", {}), table.get("methods", []))
+
+    def cited_rows(self) -> list[tuple[CitedRow, list[ReproducedMetric]]]:
+        """Return rows of other files' records at the small scale, which this table shows.
+
+        Raises:
+            ArgumentError: a record has no such row.
+        """
+        found = []
+        for cited in self.about.cites:
+            record = find_reproduction(cited.record, self.file.parent).record()
+            wanted = (cited.setting, cited.row)
+            rows = [] if record is None else [row for row in record.rows if row.row_key == wanted]
+            if not rows:
+                raise ArgumentError("reproduces.cites", cited.row, f"a row of the record of {cited.record}")
+            found.append((cited, rows))
+        return found
+
     def _check_scale(self, scale: str) -> str:
         """Return a scale if the file has it."""
         if scale not in self.scales:
@@ -307,7 +372,7 @@ def find_reproduction(name: str, folder: Path | None = None) -> Reproduction:
 
 
 def _read_reproduction(file: Path) -> Reproduction | None:
-    table = toml.read(file)
+    table = read_toml(file)
     if "reproduces" not in table:
         return None
     return Reproduction(file, read_table(ReproductionTarget, table["reproduces"], "reproduces."), table)

@@ -70,7 +70,10 @@ class FedIODState:
 
 @dataclass(frozen=True, kw_only=True)
 class FedIOD(Method):
-    """Distillation from generated inputs (Algorithm 1). The preset ``paper`` holds the published options."""
+    """Distillation from generated inputs (Algorithm 1).
+
+    The preset ``cifar10-fediod-printed`` holds the printed options.
+    """
 
     title: ClassVar[str] = "FedIOD"
     paper: ClassVar[str] = "Gong et al., AAAI 2024"

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedstill.attacks.attack_results import ComparisonColumn, Leakage
-from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.attack import ComparisonColumn, Leakage
+from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.compare import comparison_runner
 from fedstill.compare.comparison import SHARED, Comparison, ComparisonRun, released_kinds
+from fedstill.compare.method_forms import MethodForm, form_rank, form_sentences
 from fedstill.core.text_format import (
     format_count,
     join_names,
@@ -50,11 +51,8 @@ from fedstill.report.statistics import (
     compare_paired_runs,
 )
 from fedstill.report.tables import format_value_without_unit, lowercase_title
+from fedstill.runs.spec import PaperMetric
 from fedstill.tasks.task import Metric
-
-if TYPE_CHECKING:
-    from fedstill.runs.spec import PaperMetric
-
 
 # --- one method in one setting --------------------------------------------------------------------------
 
@@ -153,6 +151,7 @@ class ComparedMethod:
         published: the paper's metrics, by name.
         budget: privacy budget (epsilon) of a run at each node.
         metric: key of the main metric.
+        form: whether it runs as printed, as its published code, or in fedstill's form; None: not named.
     """
 
     number: int
@@ -168,6 +167,12 @@ class ComparedMethod:
     published: Mapping[str, PaperMetric] = field(default_factory=dict)
     budget: float = math.inf
     metric: str = "accuracy"
+    form: MethodForm | None = None
+
+    @property
+    def form_title(self) -> str:
+        """Form of the method in words; empty if it is not named."""
+        return "" if self.form is None else self.form.title
 
     @property
     def name(self) -> str:
@@ -333,7 +338,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class ComparedSetting:
-    """One setting of a comparison with its methods, in the order of the comparison's file."""
+    """One setting of a comparison with its methods: by form, then in the order of the comparison's file."""
 
     name: str
     context: str
@@ -555,8 +560,13 @@ def summarize(out: Path, comparison: Comparison) -> ComparisonSummary:
 def _read_setting(out: Path, comparison: Comparison, name: str) -> ComparedSetting:
     reasons = comparison_runner.read_not_run(out)
     entries = tuple(
-        _read_method(out, comparison, name, number, label, reasons)
-        for number, label in enumerate(comparison.methods, start=1)
+        sorted(
+            (
+                _read_method(out, comparison, name, number, label, reasons)
+                for number, label in enumerate(comparison.methods, start=1)
+            ),
+            key=lambda entry: form_rank(entry.form),
+        )
     )
     first = ComparisonRun(name, next(iter(comparison.methods)), comparison.seeds[0])
     metrics = comparison.run_config(first).task.metrics
@@ -601,6 +611,7 @@ def _read_method(
         published={name: paper for name, paper in published.items() if paper is not None},
         budget=config.nodes.privacy.epsilon,
         metric=metrics[0].key,
+        form=comparison.forms.get(label),
     )
 
 
@@ -666,6 +677,13 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
         "Methods "
         "whose nodes release their data are never bold. Methods are in the order of the comparison's file.",
     ]
+    if comparison.forms:
+        notes.append(
+            "Rows are grouped by form: as the method's paper prints it, as its published code runs it, or "
+            "fedstill's own."
+        )
+        names = {entry.label: entry.name for entry in entries}
+        notes += form_sentences({names[label]: form for label, form in comparison.forms.items()})
     if any(entry.spread_is_over_nodes for entry in entries):
         notes.append("With one seed, deviations of local models are over the nodes.")
     in_tables = [metric for metric in metrics.values() if metric.in_summary or metric.title in titles]

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.attacks.attack_results import ComparisonColumn
-from fedstill.compare.comparison import COSTS
-from fedstill.compare.reproduction import ReproducedMetric, Reproduction, ReproductionRecord, round_metric
+from fedstill.attacks.attack import ComparisonColumn
+from fedstill.compare.comparison import COSTS, SMALL_SCALE
+from fedstill.compare.method_forms import FORM_TITLES, MethodForm, form_sentences
+from fedstill.compare.reproduction import (
+    NOT_AT_THIS_SCALE,
+    CitedRow,
+    ReproducedMetric,
+    Reproduction,
+    ReproductionRecord,
+    round_metric,
+)
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import format_bytes, format_count
 from fedstill.report.comparison_records import (
@@ -120,7 +128,8 @@ def setting_table(setting: ComparedSetting, columns: Sequence[ValueColumn]) -> T
         if not entry.runs:
             short_reason = entry.missing_reason().partition(":")[0]
             cells = [Cell(short_reason), *(Cell(NO_VALUE) for _ in columns[1:])]
-        rows.append(Row(entry.name, cells, "" if entry.runs else entry.missing_reason()))
+        note = "" if entry.runs else entry.missing_reason()
+        rows.append(Row(entry.name, cells, note, group=entry.form_title))
     return Table(setting.name, "method", [Column(column.header, column.style) for column in columns], rows)
 
 
@@ -356,7 +365,8 @@ def records_csv(summary: ComparisonSummary) -> str:
 
 
 def _method_record(setting: ComparedSetting, entry: ComparedMethod) -> dict[str, Any]:
-    return {"setting": setting.name, "method": entry.label, "name": entry.method, "title": entry.title}
+    names = {"setting": setting.name, "method": entry.label, "name": entry.method, "title": entry.title}
+    return {**names, "form": entry.form_title}
 
 
 def _spread_record(column: str, spread: Spread | None) -> dict[str, Any]:
@@ -436,34 +446,40 @@ def write_table(entry: Reproduction, record: ReproductionRecord, folder: Path) -
     return folder / "table.md"
 
 
-def reproduction_markdown(entry: Reproduction, record: ReproductionRecord) -> str:
-    """Return the record's table with the paper's metrics, and the agreement with the paper's ranking."""
+def reproduction_markdown(
+    entry: Reproduction, record: ReproductionRecord, *, hides_flagged: bool = False
+) -> str:
+    """Return the record's table with the paper's metrics, and the agreement with the paper's ranking.
+
+    Args:
+        entry: the file.
+        record: its record.
+        hides_flagged: show no numbers of settings whose results say nothing about the paper.
+    """
     published, about = entry.published(record.scale), entry.about
-    papers = {(metric.setting, metric.method, metric.metric): metric for metric in published}
-    in_paper = {metric.metric for metric in published}
+    is_small = record.scale == SMALL_SCALE
     lines = [f"**{about.paper}, {about.what}**: {about.title}.", ""]
-    if record.scale == "small":
-        lines += [f"{about.reduction}", ""]
+    if is_small:
+        lines += [f"{about.reduction.strip()}", ""]
+    forms, cited = entry.forms(record.scale), entry.cited_rows() if is_small else []
     for setting in dict.fromkeys(row.setting for row in record.rows):
-        rows = [row for row in record.rows if row.setting == setting]
-        metrics = list(dict.fromkeys(row.metric for row in rows))
-        columns = [
-            Column(header) for name in metrics for header in ([name, "paper"] if name in in_paper else [name])
-        ]
-        means = {(row.method, row.metric): row.mean_and_std() for row in rows}
-        table_rows = []
-        for method in dict.fromkeys(row.method for row in rows):
-            cells = []
-            for name in metrics:
-                cells.append(Cell(_format_spread(*means.get((method, name), (None, None)))))
-                if name in in_paper:
-                    paper = papers.get((setting, method, name)) or papers.get(("", method, name))
-                    cells.append(Cell(None if paper is None else _format_spread(paper.value, paper.std)))
-            table_rows.append(Row(method, cells))
-        lines += [f"**{setting}**", ""] if setting else []
-        lines += markdown(Table("", "", columns, table_rows))
+        flag = record.flag(setting)
+        if flag:
+            lines += [f"**{setting or about.what}: {NOT_AT_THIS_SCALE}.** {flag}", ""]
+        if not (flag and hides_flagged):
+            lines += [f"**{setting}**", ""] if setting and not flag else []
+            own = [row for row in record.rows if row.setting == setting]
+            others = [part for part in cited if part[0].under == setting]
+            lines += [*markdown(_reproduced_table(setting, own, published, forms, others)), ""]
+    lines += [f"- {sentence}" for sentence in form_sentences(forms)]
+    lines += [
+        f"- {part.name}: row {part.row} of the record of {part.record}"
+        + (f"; {part.differs}." if part.differs else ".")
+        for part, _ in cited
+    ]
+    if lines[-1]:
         lines.append("")
-    order = compare_ranking(record.rows, published)
+    order = compare_ranking(record.unflagged_rows, published)
     seeds = format_count(len(record.seeds), "seed")
     minutes = "" if record.minutes is None else f", {format_count(round(record.minutes), 'minute')} in total"
     changed = f", with {', '.join(record.changed)}" if record.changed else ""
@@ -474,11 +490,50 @@ def reproduction_markdown(entry: Reproduction, record: ReproductionRecord) -> st
     return "\n".join(lines) + "\n"
 
 
-def _format_spread(mean: float | None, std: float | None) -> str | None:
+def _reproduced_table(
+    setting: str,
+    own: Sequence[ReproducedMetric],
+    published: Sequence[PaperMetric],
+    forms: Mapping[str, MethodForm],
+    cited: Sequence[tuple[CitedRow, Sequence[ReproducedMetric]]],
+) -> Table:
+    """Return the table of one setting, grouped by form."""
+    papers = {(paper.method, paper.metric): paper for paper in published if paper.setting in ("", setting)}
+    in_paper = {metric.metric for metric in published}
+    metrics = list(dict.fromkeys(row.metric for row in own))
+    columns = [
+        Column(header) for name in metrics for header in ([name, "paper"] if name in in_paper else [name])
+    ]
+
+    def row_of(name: str, rows: Sequence[ReproducedMetric], form: str, method: str) -> Row:
+        means = {row.metric: row.mean_and_std() for row in rows}
+        cells = []
+        for metric in metrics:
+            cells.append(Cell(format_mean_and_std(*means.get(metric, (None, None)))))
+            if metric in in_paper:
+                paper = papers.get((method, metric))
+                cells.append(Cell(None if paper is None else format_mean_and_std(paper.value, paper.std)))
+        return Row(name, cells, group=FORM_TITLES[form])
+
+    rows = [
+        row_of(
+            method,
+            [row for row in own if row.method == method],
+            forms[method].form if method in forms else "",
+            method,
+        )
+        for method in dict.fromkeys(row.method for row in own)
+    ]
+    rows += [row_of(part.name, others, part.form, "") for part, others in cited]
+    titles = list(FORM_TITLES.values())
+    return Table("", "", columns, sorted(rows, key=lambda row: titles.index(row.group)))
+
+
+def format_mean_and_std(mean: float | None, std: float | None) -> str | None:
     """Return mean and deviation with one decimal, and more decimals for small values.
 
-    >>> _format_spread(93.04, 0.26), _format_spread(0.0891, None), _format_spread(0.00041, None)
-    ('93.0 ± 0.3', '0.089', '0.00041')
+    >>> format_mean_and_std(93.04, 0.26), format_mean_and_std(0.0891, None)
+    ('93.0 ± 0.3', '0.089')
     """
     if mean is None:
         return None

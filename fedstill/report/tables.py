@@ -132,12 +132,16 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: its header, its cells, a note on the row, and whether it is highlighted."""
+    """One row of a table: its header, its cells, a note on the row, and whether it is highlighted.
+
+    ``group`` is a title above the first of several rows that have it.
+    """
 
     name: str
     cells: Sequence[Cell]
     note: str = ""
     highlight: bool = False
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,17 @@ class Table:
     no_value: str = ""
 
 
+def with_group_titles(rows: Sequence[Row]) -> list[tuple[str, Row]]:
+    """Return rows, each with the title above it; empty unless it is the first of its group.
+
+    >>> rows = [Row("a", []), Row("b", [], group="x"), Row("c", [], group="x")]
+    >>> [title for title, _ in with_group_titles(rows)]
+    ['', 'x', '']
+    """
+    above = ["", *(row.group for row in rows)]
+    return [("" if row.group == last else row.group, row) for last, row in zip(above, rows, strict=False)]
+
+
 def print_rows(table: Table, console: Console, *, wrapped: Sequence[str] = ()) -> None:
     """Print a table in the terminal; texts are printed as they are, never as rich markup.
 
@@ -199,8 +214,10 @@ def print_rows(table: Table, console: Console, *, wrapped: Sequence[str] = ()) -
         printed.add_column(
             Text(column.header), justify=justify, no_wrap=not wraps, ratio=2 if wraps else None
         )
-    for row in table.rows:
+    for title, row in with_group_titles(table.rows):
         style = "bold" if row.highlight else ""
+        if title:
+            printed.add_row(Text(title, style="italic"))
         values = [Text(_plain(cell), style="bold" if cell.bold else style) for cell in row.cells]
         printed.add_row(Text(row.name, style=style), *values)
     console.print(printed)
@@ -208,7 +225,8 @@ def print_rows(table: Table, console: Console, *, wrapped: Sequence[str] = ()) -
 
 def _split_to_width(table: Table, width: int) -> list[Table]:
     """Split a table by columns into tables that fit a console, with at least one column each."""
-    name_width = max(map(len, (table.row_header, *(row.name for row in table.rows))))
+    names = (name for row in table.rows for name in (row.group, row.name))
+    name_width = max(map(len, (table.row_header, *names)))
     used = margin = 2 + min(name_width, width // 2)
     parts: list[list[int]] = [[]]
     for index, column in enumerate(table.columns):
@@ -240,7 +258,9 @@ def markdown(table: Table) -> list[str]:
     ['| method | AUC |', '|---|---|', '| a | **93** |']
     """
     lines = [[table.row_header, *(column.header for column in table.columns)]]
-    for row in table.rows:
+    for title, row in with_group_titles(table.rows):
+        if title:
+            lines.append([f"*{title}*", *("" for _ in row.cells)])
         stars = [("**" if cell.bold else "", _plain(cell)) for cell in row.cells]
         lines.append([row.name, *(f"{star}{value}{star}" for star, value in stars)])
     lines = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
@@ -277,7 +297,9 @@ def latex(tables: Sequence[Table], comments: Sequence[str] = ()) -> str:
         lines.append("\\midrule")
         if table.title:
             lines.append(f"\\multicolumn{{{len(headers)}}}{{l}}{{\\emph{{{escape_tex(table.title)}}}}} \\\\")
-        for row in table.rows:
+        for title, row in with_group_titles(table.rows):
+            if title:
+                lines.append(f"\\multicolumn{{{len(headers)}}}{{l}}{{{escape_tex(title)}}} \\\\")
             cells = [_tex_cell(cell, column) for cell, column in zip(row.cells, table.columns, strict=False)]
             if row.note:
                 cells = [f"\\multicolumn{{{len(headers) - 1}}}{{l}}{{{escape_tex(row.note)}}}"]
@@ -325,6 +347,7 @@ def template_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["with_group_titles"] = with_group_titles
     environment.filters["duration"] = lambda value: MISSING_MARKUP if value is None else format_seconds(value)
     environment.filters["percent"] = lambda value: MISSING_MARKUP if value is None else format_percent(value)
     environment.filters["or_missing"] = lambda value: MISSING_MARKUP if value is None else value

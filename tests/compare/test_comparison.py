@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.compare.comparison import (
     ComparisonRun,
     _build_comparison,
@@ -18,9 +18,9 @@ from fedstill.compare.comparison import (
     read_comparison,
     released_kinds,
 )
+from fedstill.compare.method_forms import MethodForm, read_forms
 from fedstill.core.config_tables import option_types
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.core.toml import parse
 from fedstill.methods.fedavg import FedAvg
 from fedstill.privacy.config import DPTrainingConfig
 from fedstill.privacy.dpsgd import DPSGD
@@ -29,6 +29,7 @@ from fedstill.protocol.method import METHODS
 from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
 from fedstill.report.comparison_records import summarize
 from fedstill.runs import spec
+from fedstill.runs.presets import parse
 from fedstill.runs.spec import PaperMetric, RunSpec
 
 QUICK: Mapping[str, Any] = {
@@ -572,6 +573,29 @@ def test_scale_without_methods_drops_their_settings() -> None:
 def test_rejects_empty_short_forms(table: dict[str, Any], message: str) -> None:
     with pytest.raises(FedstillError, match=message):
         expand_short_forms(table)
+
+
+def test_form_of_all_methods_is_overridden_by_that_of_one() -> None:
+    forms = read_forms({"*": {"form": "printed"}, "b": {"form": "fedstill", "differs": "x"}}, ["a", "b"])
+    assert forms == {"a": MethodForm(form="printed"), "b": MethodForm(form="fedstill", differs="x")}
+    scaled = at_scale(
+        {"methods": ["a"], "forms": {"*": {"form": "fedstill", "differs": "x"}}, "scale": {"paper": {
+            "methods": ["a"], "forms": {"*": {"form": "printed", "differs": ""}}}}}, "paper"
+    )  # fmt: skip
+    assert read_forms(scaled["forms"], ["a"]) == {"a": MethodForm(form="printed")}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"c": {"form": "printed"}}, "invalid forms = 'c' .*forms of listed methods: a, b"),
+        ({"a": {"form": "own"}}, "invalid forms.a.form = 'own'"),
+        ({"a": "printed"}, "invalid forms.a = 'printed' .*a table"),
+    ],
+)
+def test_rejects_unknown_forms(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(FedstillError, match=message):
+        read_forms(table, ["a", "b"])
 
 
 def test_rejects_unknown_scale() -> None:

@@ -1,50 +1,130 @@
-"""The page of the papers' tables agrees with the records: metrics, seeds, dates and pairs in order."""
+"""The pages of the papers' tables agree with the records, and what they say of a row with its options."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedstill.compare.reproduction import Reproduction, ReproductionRecord, reproductions
-from fedstill.report.comparison_tables import compare_ranking
+from fedstill.compare.comparison import ComparisonRun
+from fedstill.compare.method_forms import EVERY_METHOD
+from fedstill.compare.reproduction import NOT_AT_THIS_SCALE, reproductions
+from fedstill.report.comparison_tables import reproduction_markdown
+from fedstill.report.reproduction_pages import page, with_summary
+from fedstill.runs import spec
 
-PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
-LINE = re.compile(r"\| \[[^]]*\]\(\.\./experiments/(\w+)\.toml\): (.*) \|$", re.MULTILINE)
-NAMES = {"alone": "standalone", "public only": "public-only"}  # of methods, where the page has other words
-ENTRIES = {entry.file.stem: entry for entry in reproductions()}
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+ENTRIES = {entry.name: entry for entry in reproductions()}
+RECORDED = {name: entry for name, entry in ENTRIES.items() if entry.record() is not None}
+PRESETS = ROOT / "experiments" / "presets"
 
-
-def lines() -> dict[str, list[str]]:
-    """Return the cells of each table's line: our metrics, seeds and date, pairs."""
-    entries = LINE.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(entries) == len(dict(entries))
-    return {stem: [cell.strip() for cell in cells.split(" | ")][2:5] for stem, cells in entries}
-
-
-def test_each_table_has_line() -> None:
-    assert lines().keys() == ENTRIES.keys()
+pytestmark = pytest.mark.skipif(not (DOCS / "conf.py").exists(), reason="without the docs")
 
 
-@pytest.mark.parametrize("entry", ENTRIES.values(), ids=list(ENTRIES))
-def test_line_matches_record(entry: Reproduction) -> None:
-    ours, seeds, pairs = lines()[entry.file.stem]
+def test_summary_is_generated_from_the_records() -> None:
+    text = (DOCS / "reproduction.md").read_text(encoding="utf-8")
+    assert text == with_summary(text, list(ENTRIES.values())), "run python tools/reproduction_pages.py"
+    assert {path.stem for path in (DOCS / "reproduction").glob("*.md")} == ENTRIES.keys()
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_page_is_generated_from_the_record(name: str) -> None:
+    text = (DOCS / "reproduction" / f"{name}.md").read_text(encoding="utf-8")
+    assert text == page(ENTRIES[name]), "run python tools/reproduction_pages.py"
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_record_has_verdict_that_its_flags_allow(name: str) -> None:
+    entry = RECORDED[name]
     record = entry.record()
-    if record is None:
-        assert (ours, seeds, pairs) == ("-", "-", "-")
-        return
-    assert seeds == f"{len(record.seeds)}, {record.date}"
-    order = compare_ranking(record.rows, entry.published())
-    assert pairs == (str(order) if order.pairs else "nothing printed")
-    metrics = re.findall(rf"(?:({'|'.join(NAMES)}|[\w-]+) )?(\d+\.\d+)", ours)
-    assert metrics
-    for name, metric in metrics:
-        assert metric in recorded(record, NAMES.get(name, name.lower()), len(metric.partition(".")[2]))
+    assert record is not None
+    assert entry.about.verdict
+    assert 40 < len(entry.about.why) < 1300
+    assert set(record.flagged) <= {"", *(row.setting for row in record.rows)}
+    if "" in record.flagged:
+        assert entry.about.verdict == NOT_AT_THIS_SCALE
 
 
-def recorded(record: ReproductionRecord, method: str, digits: int) -> set[str]:
-    """Return the means of a record as the page writes them; of one method, if the name is one."""
-    own = [row for row in record.rows if row.method.partition(",")[0] == method]
-    means = [row.mean_and_std()[0] for row in own or record.rows]
-    return {f"{mean:.{digits}f}" for mean in means if mean is not None}
+def test_flagged_results_are_recorded_and_not_on_the_page() -> None:
+    entry = ENTRIES["fediod-table5"]
+    record = entry.record()
+    assert record is not None
+    assert NOT_AT_THIS_SCALE in page(entry)
+    assert "29.7" in reproduction_markdown(entry, record)  # of epsilon 3.5
+    assert "29.7" not in page(entry)
+
+
+def test_row_near_the_print_is_cited_next_to_fedstills_form() -> None:
+    text = page(ENTRIES["fediod-table1"])
+    setting = text.partition("**CIFAR-10, alpha 0.1**")[2].partition("CIFAR-100")[0]
+    printed, own = setting.split("*fedstill's form*")
+    assert "| fediod, near the print | 23.8 " in printed.partition("*as printed*")[2]
+    assert "| fediod | 34.5 " in own
+    assert "36.0" in text  # FedKD without noise
+
+
+# --- forms ----------------------------------------------------------------------------------------------
+
+FEDIOD = {  # tables on label maps
+    "fediod-table2": str(PRESETS / "paper-mri-segmentation.toml"),
+    "fediod-table3": str(PRESETS / "paper-nuclei.toml"),
+    "fediod-table4": str(PRESETS / "paper-nuclei.toml"),
+    "fediod-table9": str(PRESETS / "paper-mri-reconstruction.toml"),
+}
+PRINTED = {  # method: a preset with the printed options; a run of a table may have its own
+    "fediod": "cifar10-fediod-printed",
+    "fedkd": str(PRESETS / "paper-xray.toml"),
+    "fedmd-cg": "fashion-fedmd-cg-printed",
+}
+LENGTHS = {"name", "steps", "pretrain", "rounds", "participation", "batch", "epochs"}
+SIZES = LENGTHS | {"lr", "lr_end", "schedule", "width", "noise", "generator_lr"}
+LOSSES = ("critic.batch", "student.steps")  # options of the form although their last words are sizes
+NAMED = re.compile(r"(\S+) = (\S+) \(printed: ([^)\s]+)\)")
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield options as the files write them."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            yield prefix + key, text.lower() if isinstance(value, bool) else text
+
+
+@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if entry.is_comparison])
+def test_named_differences_are_those_of_the_options(name: str) -> None:
+    """A row in fedstill's form names each option of the three methods that differs from the print."""
+    entry = ENTRIES[name]
+    comparison = entry.comparison("small")
+    assert comparison.forms.keys() <= comparison.methods.keys()
+    for label, form in comparison.forms.items():
+        method = str(comparison.methods[label]["name"])
+        if method.removesuffix("-maps") not in PRINTED:
+            continue
+        run = comparison.run_config(ComparisonRun(next(iter(comparison.settings)), label, 0))
+        printed = spec.load(FEDIOD.get(name, PRINTED["fediod"]) if "fediod" in method else PRINTED[method])
+        options, theirs = (dict(flat(spec.to_dict(part)["method"])) for part in (run, printed))
+        named = {key: (ours, paper) for key, ours, paper in NAMED.findall(form.differs)}
+        if EVERY_METHOD in entry.table["forms"]:  # an ablation: each row changes an option of its own
+            changed = {*entry.table.get("options", {}).get(label, {}), label.partition("-")[0]}
+            named = {key: values for key, values in named.items() if key not in changed}
+        assert all((options[key], theirs[key]) == values for key, values in named.items()), (label, named)
+        if form.form == "fedstill" and method.startswith("fediod") and name != "fediod-table6":  # an ablation
+            assert (
+                named.keys() >= different_losses(options, theirs) - {"student_inputs"}
+                or "as fediod" in form.differs
+            )
+
+
+def different_losses(options: Mapping[str, str], theirs: Mapping[str, str]) -> set[str]:
+    """Return the options that differ, except for sizes and rates."""
+    return {
+        key
+        for key in options.keys() & theirs.keys()
+        if options[key] != theirs[key] and (key in LOSSES or key.rpartition(".")[2] not in SIZES)
+    }

@@ -393,3 +393,28 @@ def test_custom_method_is_named_by_title_or_class(tmp_path: Path, monkeypatch: p
     (tmp_path / "compare.toml").write_text(plan.to_toml())
     [setting] = summarize(tmp_path, plan).settings
     assert [entry.name for entry in setting.entries] == ["FedProx", "Mean teacher", "Untitled"]
+
+
+def test_rows_are_grouped_by_form_in_each_medium(folder: Path) -> None:
+    forms = {
+        "fediod": {"form": "fedstill", "differs": "tau = 1 (printed: inf)"},
+        "fedavg": {"form": "printed"},
+    }
+    write_text(folder / "compare.toml", a_plan(forms=forms).to_toml())
+    write_comparison(folder, compare.read_comparison_folder(folder))
+    summary = summarize(folder, compare.read_comparison_folder(folder))
+    expected = ["Standalone", "few", "as printed", "FedAvg", "fedstill's form", "FedIOD"]
+    texts = {
+        "terminal": printed(summary, 120).partition("another")[0],
+        "Markdown": (folder / "compare.md").read_text(encoding="utf-8").partition("**another**")[0],
+        "LaTeX": (folder / "compare.tex").read_text(encoding="utf-8").partition("\\begin{tabular}")[2],
+        "page": Page(render_comparison_page(summary)).text.partition("another")[0].partition("Method")[2],
+    }
+    for medium, text in texts.items():
+        place = 0
+        for word in expected:
+            place = text.find(word, place)
+            assert place >= 0, (medium, word)
+    assert "FedIOD: fedstill's form; tau = 1 (printed: inf)." in summary.notes
+    rows = records(folder / "compare-summary.csv")
+    assert {row["method"]: row["form"] for row in rows}["fediod"] == "fedstill's form"

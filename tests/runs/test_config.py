@@ -307,8 +307,45 @@ def test_presets_are_valid(name: str) -> None:
     assert spec.read_toml(spec.to_toml(run)) == run
 
 
-def test_paper_preset_has_published_widths_and_weights() -> None:
-    run = spec.load("paper")
+@pytest.mark.parametrize(
+    ("preset", "options"),
+    [
+        ("printed", {"lambda2": 1.0, "ramp": 0.0, "temperature": 1.0, "kl_first": "student"}),
+        (
+            "published",
+            {"lambda2": 0.1, "ramp": 3.0, "temperature": 10.0, "kl_first": "teacher", "rounds": 100},
+        ),
+    ],
+)
+def test_fedmd_cg_has_a_preset_of_the_print_and_one_of_the_published_code(
+    preset: str, options: dict[str, Any]
+) -> None:
+    run = spec.load(f"fashion-fedmd-cg-{preset}")
+    assert {name: getattr(run.method, name) for name in options} == options
+    assert run.nodes.local.smoothing == 0.0
+    assert (
+        run.nodes.models == (run.student.model,) == ({"printed": "lenet5", "published": "bn-lenet"}[preset],)
+    )
+    ours = spec.load("fashion-fedmd-cg")
+    assert ours.method != run.method
+    assert (ours.data, ours.split.nodes, ours.split.alpha) == (run.data, run.split.nodes, run.split.alpha)
+
+
+def test_fediod_and_fedkd_presets_have_the_forms_of_their_names() -> None:
+    printed, published = (spec.load(f"cifar10-fediod-{form}") for form in ("printed", "published"))
+    weights = ("gan", "conf", "unique", "mimic", "balance")
+    assert [getattr(published.method, name) for name in weights] == [1.0, 1.0, -5.0, 0.2, 10.0]
+    assert (published.method.importance, published.method.student_inputs) == ("counts", "fresh")
+    assert (published.method.steps, published.method.student.steps) == (37_500, 5)
+    assert (published.data, published.split, published.nodes) == (printed.data, printed.split, printed.nodes)
+    fedkd = spec.load("cifar10-fedkd-printed")
+    assert (fedkd.method.gamma, fedkd.method.levels, fedkd.method.predictions) == (1.0, 200, 1)
+    assert (fedkd.nodes.local.momentum, fedkd.method.student.batch) == (0.0, 512)
+    assert spec.load("digits-fedkd-printed").method.gamma == 1.0
+
+
+def test_printed_preset_has_the_papers_widths_and_weights() -> None:
+    run = spec.load("cifar10-fediod-printed")
     assert (run.data.registered_name, run.split.nodes, run.split.alpha) == ("cifar10", 20, 1.0)
     assert (run.nodes.models, run.student.model) == (("resnet8",), "resnet8")  # of width 128, its default
     method = run.method
@@ -328,13 +365,13 @@ def test_paper_preset_has_published_widths_and_weights() -> None:
     local = run.nodes.local
     assert (local.optimizer, local.lr, local.batch, local.epochs) == ("sgd", 0.0025, 16, 500)
     assert (local.smoothing, local.augment) == (0.0, "shift-flip")
-    hundred = spec.load("paper-cifar100")
+    hundred = spec.load("cifar100-fediod-printed")
     assert (hundred.data.registered_name, hundred.method.generator.noise, hundred.method.mimic) == (
         "cifar100",
         256,
         200.0,
     )
-    digits = spec.load("digits-fediod-paper").method
+    digits = spec.load("digits-fediod-printed").method
     same = ("gan", "conf", "unique", "mimic", "balance", "importance", "ensemble", "tau")
     assert all(getattr(digits, name) == getattr(method, name) for name in same)
     assert digits.critic.loss == method.critic.loss
