@@ -29,7 +29,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.methods.fediod import FedIOD
 from fedstill.node import local_training
-from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
+from fedstill.node.audit_entries import ReceivedQuery
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
@@ -83,7 +83,7 @@ def query_seconds(
     setting = NodeSetting(Classification(CLASSES), LocalConfig(), compute)
     side = config.node_side(setting)
     path = Path(tempfile.mkdtemp(dir=folder))
-    node.gate.audit.open(path / FILE)
+    node.gate.ledger.audit.open(path / FILE)
     if privacy is not None:
         protect(node, privacy, side, config, setting, secret=1)
     gate, predict_logits = node.gate, side.queries["predict_logits"]
@@ -97,9 +97,11 @@ def query_seconds(
             number, "predict_logits", f"{number:032x}", f"{number + 1:032x}", {"inputs": x.nbytes}
         )
         start = time.perf_counter()
-        gate.admit(query, predict_logits, {"x": x})
-        gate.release(query, RESPONSE, response, predict_logits, {"x": x})
-        gate.release(query, GRADIENT, {"d/dx": x}, predict_logits, {})
+        release = gate.admit(query, predict_logits, {"x": x})
+        gate.ledger.complete(release)
+        gate.release(release, response, {"x": x})
+        gradients = gate.ledger.admit_gradients(release, f"{number:032x}", {"gradients": x.nbytes})
+        gate.release(gradients, {"d/dx": x}, {})
         seconds.append(time.perf_counter() - start)
     return seconds[5:]
 

@@ -37,7 +37,7 @@ CHANGING = {  # dataclasses that are state, outside of the methods' own
     "AuditTotals", "Budget", "DifferentiableQueryState", "FedstillConfig", "DailyReleases", "LinkCosts",
     "ServerTranscript",
     "NodeTraffic", "GlobalRngWatch",
-    "AuditedNode", "NodeProgress", "Exchange", "_OpenSum",
+    "AuditedNode", "NodeProgress", "Exchange", "Release", "_OpenSum", "_Repeats",
 }  # fmt: skip
 
 

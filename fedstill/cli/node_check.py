@@ -35,7 +35,13 @@ from fedstill.models import carries_gradient
 from fedstill.models.predictors import Predictor
 from fedstill.node import folder_check, folder_log, model_setup
 from fedstill.node.admission import RunFacts, hours, owner_refusals
-from fedstill.node.folder_check import FolderCheck, allowed_methods, kit_faults, readable_files_warning
+from fedstill.node.folder_check import (
+    FolderCheck,
+    allowed_methods,
+    kit_faults,
+    readable_files_warning,
+    rounding_warning,
+)
 from fedstill.node.folder_log import TotalSpent, audit_path
 from fedstill.node.model_setup import architecture_hash
 from fedstill.node.node_file import NodeFile
@@ -131,14 +137,21 @@ def _spec_of_schema(config: RunSpec) -> DataSpec | None:
 
 def _node(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
     facts, exposed = node_facts(folder, file, found), readable_files_warning(folder, audit_path(file, folder))
-    return {"node": file.name, "folder": str(folder.resolve()), "facts": facts, "exposed": exposed}
+    return {
+        "node": file.name,
+        "folder": str(folder.resolve()),
+        "facts": facts,
+        "exposed": exposed,
+        "rounding": rounding_warning(file.privacy),
+    }
 
 
 def _print(console: Console, summary: Mapping[str, Any], found: FolderCheck) -> None:
     console.print(f"node {summary['node']}, in {summary['folder']}", soft_wrap=True)
     print_facts(console, summary["facts"])
-    if summary["exposed"] is not None:
-        console.print(f"{summary['exposed']}\n", soft_wrap=True)
+    for warning in (summary["exposed"], summary["rounding"]):
+        if warning is not None:
+            console.print(f"{warning}\n", soft_wrap=True)
     if "run" in summary:
         _print_run(console, summary["run"], found)
     elif "methods" in summary:

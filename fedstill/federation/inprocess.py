@@ -12,10 +12,11 @@ from fedstill.core.compute import Compute
 from fedstill.federation.federation import Federation, SentQuery
 from fedstill.federation.link_config import LinkConfig
 from fedstill.models import PREDICTION_ONLY, carries_gradient
+from fedstill.node.exchanges import MAX_EXCHANGES
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
-from fedstill.node.request_handler import MAX_EXCHANGES, RequestHandler
-from fedstill.protocol.digests import digest
+from fedstill.node.received_tensors import ReceivedTensors
+from fedstill.node.request_handler import RequestHandler
 from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors
@@ -36,9 +37,10 @@ class InProcess(Federation):
         self._members = {node.name: node for node in nodes}
         self._side, self._compute = side, compute
         self._groups = [[node.name for node in group] for group in groups]
-        self._last = {node.name: -1 for node in nodes}  # number of the last query of each node
         self._handlers: OrderedDict[tuple[str, ...], RequestHandler] = OrderedDict()
         self._queried_nodes: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # by query number
+        for node in nodes:  # a federation numbers its queries from 0
+            node.gate.ledger.restart()
 
     def _refusal_rule(self, node: str, query: Query) -> str | None:
         member = self._members[node]
@@ -56,9 +58,9 @@ class InProcess(Federation):
             self._queried_nodes.popitem(last=False)
         handlers = self._handlers_for(queried)
         responses: dict[str, Tensors] = {}
-        content = digest(sent.query, sent.tensors)  # once, as it copies tensors from the device
+        received = ReceivedTensors.of_query(self._side.queries[sent.query], sent.tensors)
         for handler in handlers:
-            handler.admit_query(sent.query, sent.number, sent.tensors, sent.differentiable, content)
+            handler.admit_query(received, sent.number, sent.differentiable)
         self._run_handlers(sent.query, handlers, lambda handler: handler.compute_responses(sent.number))
         for handler in handlers:
             names = [node.name for node in handler.group.nodes]
@@ -68,26 +70,29 @@ class InProcess(Federation):
     def collect_gradients(
         self, number: int, query: str, output_gradients: Mapping[str, Tensors], encoding: Any = None
     ) -> Mapping[str, Tensors]:
-        by_handler: dict[RequestHandler, dict[str, Tensors]] = {}
-        # Before anything is computed, as it copies tensors from the device and would wait for it.
-        contents = {node: digest(query, node_gradients) for node, node_gradients in output_gradients.items()}
+        by_handler: dict[RequestHandler, dict[str, ReceivedTensors]] = {}
+        received = {
+            node: ReceivedTensors.of_gradients(query, gradients)
+            for node, gradients in output_gradients.items()
+        }
+        for gradients in received.values():
+            # Before anything is computed, as it copies tensors from the device and would wait for it.
+            _ = gradients.content_hash
         for handler in self._handlers_for(self._queried_nodes.get(number, tuple(output_gradients))):
             handler_gradients = {
-                node.name: output_gradients[node.name]
-                for node in handler.group.nodes
-                if node.name in output_gradients
+                node.name: received[node.name] for node in handler.group.nodes if node.name in received
             }
             if handler_gradients:
                 by_handler[handler] = handler_gradients
         self._run_handlers(
             f"back {query}",
             list(by_handler),
-            lambda handler: handler.compute_gradients(number, by_handler[handler], contents),
+            lambda handler: handler.compute_gradients(number, by_handler[handler]),
         )
-        gradients: dict[str, Tensors] = {}
+        released: dict[str, Tensors] = {}
         for handler in by_handler:
-            gradients.update(handler.release_gradients(number, by_handler[handler]))
-        return {name: gradients[name] for name in output_gradients}
+            released.update(handler.release_gradients(number, by_handler[handler]))
+        return {name: released[name] for name in output_gradients}
 
     def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         return self._compute.tensors_to_device(tensors)
@@ -118,9 +123,7 @@ class InProcess(Federation):
                 continue
             if names not in self._handlers:
                 members = NodeGroup([self._members[name] for name in names])
-                self._handlers[names] = RequestHandler(
-                    members, self._side, self._compute, self._last, self.link
-                )
+                self._handlers[names] = RequestHandler(members, self._side, self._compute, self.link)
             self._handlers.move_to_end(names)
             handlers.append(self._handlers[names])
         while (

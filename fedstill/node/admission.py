@@ -9,10 +9,11 @@ Each stage is a list of rules; the first reason refuses. In the order of a messa
 2. :func:`hours` and the approval again, at each message.
 3. :data:`NODE_RULES`: a declared query, whatever comes with it. The server learns the result when it joins,
    and the rules hold for each query.
-4. :data:`TENSOR_RULES` and :data:`SIZE_RULES`: the tensors that came with a query. The request handler checks
-   their dtypes and shapes once more, and :func:`json_size`: nodes of a simulation pass no session.
-5. :data:`GATE_RULES` and :data:`CHARGE_RULES`, in the gate: the policy's rules for queries, limits and
-   budgets, before anything is computed.
+4. :data:`TENSOR_RULES` and :data:`SIZE_RULES`: the tensors that came with a query. Nodes of a simulation pass
+   no session; there the request handler checks dtypes and shapes, and :func:`json_size`. The result of a
+   check is kept with the tensors (:mod:`fedstill.node.received_tensors`), so none is made twice.
+5. :data:`GATE_RULES` in the gate, then :data:`CHARGE_RULES` in the ledger: the policy's rules for queries,
+   limits and budgets, before anything is computed.
 6. :data:`RESPONSE_RULES`: what a query's function returned, and again :data:`CHARGE_RULES`, in the
    transaction that writes the release into the audit log.
 
@@ -45,6 +46,7 @@ from fedstill.node.audit_entries import RESPONSE
 from fedstill.node.audit_log import Spending
 from fedstill.node.node_file import NodeFile
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.privacy.events import PrivacyCost
 from fedstill.protocol.payload_kinds import (
     INDICES,
@@ -58,8 +60,8 @@ from fedstill.protocol.payload_kinds import (
 )
 from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import RunDescription
-from fedstill.protocol.tensor_forms import score_shape_fault, sent_tensor_fault
-from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, decompress, tensor_bytes, wire_kind
+from fedstill.protocol.tensor_forms import score_shape_fault
+from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, tensor_bytes, wire_kind
 
 MAX_PARTS = 100_000  # parts of local training
 COMPRESSED_WIRE = WireConfig(
@@ -81,7 +83,10 @@ class Budgets(Protocol):
 
 def first_reason(rules: Sequence[Callable[[Facts], str | None]], facts: Facts) -> str | None:
     """Return the reason of the first rule that refuses, or None."""
-    return next((reason for rule in rules if (reason := rule(facts)) is not None), None)
+    for rule in rules:
+        if (reason := rule(facts)) is not None:
+            return reason
+    return None
 
 
 def refuse(node: str, query: str, reason: str | None) -> None:
@@ -92,13 +97,13 @@ def refuse(node: str, query: str, reason: str | None) -> None:
 
 def require(node: str, query: str, rules: Sequence[Callable[[Facts], str | None]], facts: Facts) -> None:
     """Raise :class:`QueryRefused` with the reason of the first rule that refuses."""
-    refuse(node, query, first_reason(rules, facts))
+    if (reason := first_reason(rules, facts)) is not None:
+        raise QueryRefused(node, query, reason)
 
 
 def approved_limit(approved: RunDescription | None, query: str, limit: str) -> int:
     """Return a limit of an approved query (``rows``, ``times`` or ``bytes``); 0: none."""
-    limits = {} if approved is None else approved.queries.get(query, {})
-    return int(limits.get(limit, 0))
+    return 0 if approved is None else int(approved.queries.get(query, {}).get(limit, 0))
 
 
 # --- 1. runs ------------------------------------------------------------------------------------------
@@ -332,8 +337,7 @@ class TensorFacts:
 
     Args:
         policy: the owner's rules.
-        tensors: tensors that came with the query.
-        sends: declared payload kind of each tensor.
+        received: the tensors, with their declared payload kinds.
         approved_rows: approved number of inputs; 0: no limit.
         output_shape: shape of the task's outputs for one input; None: unknown.
         input_shape: shape of one of the node's inputs.
@@ -341,17 +345,21 @@ class TensorFacts:
     """
 
     policy: PolicyConfig
-    tensors: Tensors
-    sends: Mapping[str, str]
+    received: ReceivedTensors
     approved_rows: int
     output_shape: Sequence[int] | None
     input_shape: Sequence[int]
     input_dtype: torch.dtype
 
-    @cached_property
-    def decompressed(self) -> Mapping[str, torch.Tensor]:
-        """Tensors as numbers, without scales."""
-        return decompress(self.tensors)
+    @property
+    def tensors(self) -> Tensors:
+        """Tensors as they were sent."""
+        return self.received.sent
+
+    @property
+    def sends(self) -> Mapping[str, str]:
+        """Declared payload kind of each tensor."""
+        return self.received.sends
 
 
 def declared_tensors(facts: TensorFacts) -> str | None:
@@ -393,17 +401,13 @@ def decompressed_size(facts: TensorFacts) -> str | None:
 
 def sent_forms(facts: TensorFacts) -> str | None:
     """Refuse tensors of another dtype or shape than their payload kinds'."""
-    for name, tensor in facts.decompressed.items():
-        kind, shapes = wire_kind(name, facts.sends), (facts.input_shape, facts.output_shape)
-        fault = sent_tensor_fault(name, tensor, kind, *shapes, facts.input_dtype)
-        if fault is not None:
-            return f"tensors: {fault}"
-    return None
+    fault = facts.received.form_fault(facts.input_shape, facts.output_shape, facts.input_dtype)
+    return None if fault is None else f"tensors: {fault}"
 
 
 def finite_numbers(facts: TensorFacts) -> str | None:
     """Refuse NaN and infinity."""
-    for name, tensor in facts.decompressed.items():
+    for name, tensor in facts.received.decompressed.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             return f"finite numbers: the server sent {name} with NaN or infinity"
     return None
@@ -635,15 +639,20 @@ class ResponseFacts:
     output_shape: tuple[int, ...] | None
 
     @cached_property
+    def kinds(self) -> Mapping[str, PayloadKind]:
+        """Payload kinds of all tensors that the query may release."""
+        return self.query.released_kinds()
+
+    @cached_property
     def scores(self) -> Mapping[str, torch.Tensor]:
         """Tensors of scores, by name."""
-        kinds = self.query.released_kinds()
+        kinds = self.kinds
         return {name: tensor for name, tensor in self.tensors.items() if kinds[name].category == "scores"}
 
 
 def undeclared(facts: ResponseFacts) -> str | None:
     """Refuse tensors that the query does not declare."""
-    names = sorted(set(facts.tensors) - set(facts.query.released_kinds()))
+    names = sorted(facts.tensors.keys() - facts.kinds.keys())
     return f"undeclared: {', '.join(names)}" if names else None
 
 
@@ -652,8 +661,10 @@ def approved_rows(facts: ResponseFacts) -> str | None:
     named in other ways.
     """
     limit = facts.approved_rows
+    if not limit:
+        return None
     rows = max([0, *(tensor.shape[:1].numel() for tensor in facts.scores.values())])
-    return f"approved: {limit} inputs, and the response has {rows}" if 0 < limit < rows else None
+    return f"approved: {limit} inputs, and the response has {rows}" if limit < rows else None
 
 
 def score_shapes(facts: ResponseFacts) -> str | None:

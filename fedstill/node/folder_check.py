@@ -306,6 +306,16 @@ def kit_faults(folder: Path, name: str | None) -> list[str]:
     return faults
 
 
+def rounding_warning(privacy: PrivacyConfig) -> str | None:
+    """Return the risk of DP-SGD without ``privacy.isolate_rounding``, in one line; None: it is not used."""
+    if not privacy.protects or not privacy.dp_trained or privacy.isolate_rounding:
+        return None
+    return (
+        "privacy.isolate_rounding = false: the last digits of a DP-SGD step may depend on several records, "
+        "which a hostile server could amplify; set it to true unless you trust the server"
+    )
+
+
 OTHERS_RIGHTS = 0o077  # rights of group and others
 PRIVATE_FILES = (
     "node.key",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import math
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -116,8 +117,22 @@ def read_total_spent(file: NodeFile, folder: Path) -> TotalSpent:
         )
 
 
-MAX_REFUSALS = 1000  # entries of each kind that a server can cause, per process: it could fill the disk
+# A server could fill the disk: these limits hold for one process.
+MAX_EVENTS = 100  # events other than refusals
+MAX_REFUSALS = 100  # refusals in entries of their own, besides the first by each rule
+MAX_COUNTED_RULES = 50  # rules whose further refusals are counted
 MAX_LETTERS = 1000
+
+Rule = tuple[str, str, str, str, str]  # server, run, query, name of the rule, and payer
+OTHER_RULES: Rule = ("", "", "", "other rules", "")  # all rules after the first ones
+
+
+@dataclass
+class _Repeats:
+    """Number of refusals by one rule without an entry of their own: in total, and since the last entry."""
+
+    total: int = 0
+    unwritten: int = 0
 
 
 # --- security events --------------------------------------------------------------------------------
@@ -136,8 +151,9 @@ class SecurityEvents:
         self._audit: AuditLog | None = None
         self._lock = threading.Lock()
         self._written: set[tuple[object, ...]] = set()  # events caused by a server
-        self._refused_queries: set[tuple[object, ...]] = set()
-        self._refusals_with_number: set[tuple[object, ...]] = set()  # the same, without their numbers
+        self._refusals: set[tuple[object, ...]] = set()
+        self._numberless: set[tuple[object, ...]] = set()  # refused queries without their numbers
+        self._repeats: dict[Rule, _Repeats] = {}
 
     @cached_property
     def _file(self) -> NodeFile:
@@ -190,34 +206,66 @@ class SecurityEvents:
         same, or too many such events, already.
         """
         key = (event, actor, reason, run, query, *details.values())
-        max_bytes = self._file.policy.max_disk
-        if max_bytes and log_size_bytes(audit_path(self._file, self._folder)) >= max_bytes:
-            return
-        if key in self._written or key in self._refusals_with_number or len(self._written) >= MAX_REFUSALS:
+        if key in self._written or len(self._written) >= MAX_EVENTS or self._is_disk_full:
             return
         self._written.add(key)
-        if len(self._written) == MAX_REFUSALS:
+        if len(self._written) == MAX_EVENTS:
             event, reason = REFUSED, "further events of this process are in node.log only"
             run, query, details = "", "", {}
         self.write(event, actor, reason, run=run, query=query, **details)
 
     def record_refusal(self, actor: str, reason: str, *, run: str = "", query: str = "") -> None:
-        """Write the refusal of a run or a request, as :meth:`write_once`."""
-        self.write_once(REFUSED, actor, reason, run=run, query=query)
+        """Write the refusal of a run or a request, as :meth:`record_refused_query`, unless it is that of a
+        query that was written with its number.
+        """
+        if (actor, reason, run, query) not in self._numberless:
+            self._record(actor, reason, run, query, -1, "")
 
     def record_refused_query(self, actor: str, reason: str, run: str, query: str, number: int) -> None:
-        """Write the refusal of a query of the joined run, once for each number; after too many of these, as
-        :meth:`record_refusal`.
+        """Write the refusal of a query of the joined run.
+
+        The first refusal by each rule has an entry. Repeated refusals, and those after :data:`MAX_REFUSALS`,
+        are counted by rule. An entry holds their
+        number when there are 10, 100, 1000 and so on, and at the end of the process.
         """
-        key = (run, query, number, reason)
-        if key in self._refused_queries:
+        self._record(actor, reason, run, query, number, NODE_DATA)
+
+    def _record(self, actor: str, reason: str, run: str, query: str, number: int, payer: str) -> None:
+        if self._is_disk_full:
             return
-        if len(self._refused_queries) >= MAX_REFUSALS:
-            self.record_refusal(actor, reason, run=run, query=query)
+        rule = (actor, run, query, reason.partition(":")[0], payer)
+        if rule not in self._repeats and len(self._repeats) >= MAX_COUNTED_RULES:
+            rule = OTHER_RULES
+        is_first = rule not in self._repeats
+        repeats = self._repeats.setdefault(rule, _Repeats())
+        refusal = (actor, reason, run, query, number)
+        if refusal not in self._refusals and (is_first or len(self._refusals) < MAX_REFUSALS):
+            self._refusals.add(refusal)
+            if number >= 0:
+                self._numberless.add(refusal[:-1])
+            self._append(REFUSED, actor, reason, run, query, {}, number, payer)
             return
-        self._refused_queries.add(key)
-        self._refusals_with_number.add((REFUSED, actor, reason, run, query))
-        self._append(REFUSED, actor, reason, run, query, {}, number, NODE_DATA)
+        repeats.total, repeats.unwritten = repeats.total + 1, repeats.unwritten + 1
+        if repeats.total >= 10 and math.log10(repeats.total).is_integer():
+            self._write_repeats(rule, repeats)
+
+    def record_repeats(self) -> None:
+        """Write the numbers of refusals that no entry holds yet, at the end of the process."""
+        for rule, repeats in self._repeats.items():
+            if repeats.unwritten and not self._is_disk_full:
+                self._write_repeats(rule, repeats)
+
+    def _write_repeats(self, rule: Rule, repeats: _Repeats) -> None:
+        actor, run, query, name, payer = rule
+        reason, count = f"{name}: {repeats.unwritten} more refusals", str(repeats.unwritten)
+        self._append(REFUSED, actor, reason, run, query, {"refusals": count}, -1, payer)
+        repeats.unwritten = 0
+
+    @property
+    def _is_disk_full(self) -> bool:
+        """True if the log has reached the owner's limit for files that a server can cause."""
+        max_bytes = self._file.policy.max_disk
+        return bool(max_bytes) and log_size_bytes(audit_path(self._file, self._folder)) >= max_bytes
 
     def record_rules(self, rules: Mapping[str, Any]) -> None:
         """Write the owner's rules if they differ from those written last.

@@ -195,10 +195,7 @@ class NodeService:
             case LeaveRun():
                 self.leave()
             case SumMessage():
-                if session.sums is None:
-                    rule = "no secure aggregation: this run's plan has none"
-                    raise ArgumentError("operation", message.operation, rule)
-                return session.sums.serve(message, tensors)
+                return session.releases.serve(message, tensors)
             case _:
                 raise ArgumentError("operation", message.operation, "a message that a node serves")
         return None, {}
@@ -339,6 +336,10 @@ class NodeService:
     def close(self) -> None:
         """Leave the current run and close the audit log."""
         self.leave()
+        try:
+            self.events.record_repeats()
+        except (AuditError, OSError) as error:
+            logger.error("the audit log cannot be written: %s", error)
         self.events.close()
 
 

@@ -115,8 +115,8 @@ def protect(
     node.dp_sgd_parameters = mechanism.dp_sgd_parameters()
     if shards := config.shard_indices(data):
         _install_teachers(node, config, shards)
-    gate = node.gate
-    gate.budgets = RunBudgets(mechanism, gate.audit, gate.run, gate.payer)
+    ledger = node.gate.ledger
+    ledger.budgets = RunBudgets(mechanism, ledger.audit, ledger.run, ledger.payer)
 
 
 def _setup_hash(

@@ -18,13 +18,14 @@ from fedstill.core.errors import (
 )
 from fedstill.core.text_format import to_printable_line
 from fedstill.node.audit_database import AuditError
-from fedstill.node.folder_log import MAX_REFUSALS, SecurityEvents
+from fedstill.node.folder_log import SecurityEvents
 from fedstill.node.session import Session
 from fedstill.protocol.messages import MAX_NUMBER
 
 logger = logging.getLogger("fedstill.node")
 
-SECONDS_PER_HOUR = 3600.0  # seconds
+SECONDS_PER_HOUR = 3600.0
+MAX_REFUSALS = 1000  # lines of the process's log per hour
 
 
 class Refusals:

@@ -1,4 +1,7 @@
-"""Budgets of a node: of one run and of its data, checked against the audit log's totals."""
+"""Budgets of a node: of one run and of its data, compared with the audit log's totals.
+
+Nothing is charged here; the ledger does (:mod:`fedstill.node.release_ledger`).
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,12 @@ import math
 from collections import Counter
 from functools import cached_property
 
-from fedstill.node.admission import refuse
-from fedstill.node.audit_entries import RESPONSE, TRAINING, TRAINING_RESULT, Entry, ReceivedQuery
+from fedstill.node.audit_entries import RESPONSE
 from fedstill.node.audit_log import AuditLog, Spending
 from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
 from fedstill.privacy.budget import Budget, BudgetExceeded, ProtectedUnitChanged, UnprotectedReleasesError
-from fedstill.privacy.events import PrivacyCost, cost_from_dict, cost_to_dict, total_cost
-from fedstill.protocol.digests import chain_digest, digest
+from fedstill.privacy.events import PrivacyCost, cost_from_dict, total_cost
+from fedstill.protocol.digests import digest
 from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors
 
@@ -40,7 +42,6 @@ class RunBudgets:
         self.total_budget = Budget(*config.total_budget, config.accountant)
         self.initial_training_cost = total_cost(mechanism.initial_training_costs())
         self._refusal_reasons: dict[str, str | None] = {}
-        self._charged_hashes: set[str] = set()  # charged training before the first query, by hash
 
     def keyed_hash(self, text: str) -> str:
         """Return a hash that differs from run to run and that requires the node's secret."""
@@ -75,138 +76,14 @@ class RunBudgets:
             return f"privacy budget: {error}"
         return None
 
-    def expected_cost(self, received: ReceivedQuery, query: Query, inputs: Tensors) -> PrivacyCost | None:
-        """Return the cost of a query that is not charged yet, before anything is computed, with that of
-        training on which its response depends; None: no guarantee.
-        """
-        shapes = self.mechanism.expected_shapes(query, inputs)[RESPONSE]
-        cost = total_cost(self.mechanism.query_costs(query, RESPONSE, shapes, inputs))
-        is_initial_charged = received.pretraining_hash in self._charged_hashes or self._is_written(
-            self._initial_training_entry(received.pretraining_hash)
-        )
-        if self.initial_training_cost != PrivacyCost() and not is_initial_charged:
-            cost = (
-                None
-                if cost is None or self.initial_training_cost is None
-                else cost + self.initial_training_cost
-            )
-        training_cost = total_cost(self.mechanism.training_costs(query, inputs))
-        if cost is not None and training_cost and self.charged_attempts(received, query, inputs):
-            cost = cost - training_cost  # repeated query: its training is charged already
-        return cost
+    def response_cost(self, query: Query, sent: Tensors) -> PrivacyCost | None:
+        """Return the largest cost of a response, with that of private training for it; None: no guarantee."""
+        shapes = self.mechanism.expected_shapes(query, sent)[RESPONSE]
+        return total_cost(self.mechanism.query_costs(query, RESPONSE, shapes, sent))
 
-    # --- private training -------------------------------------------------------------------------------
-
-    def charged_attempts(self, received: ReceivedQuery, query: Query, inputs: Tensors) -> int:
-        """Return how many times training for this query was charged: once for each different result."""
-        if total_cost(self.mechanism.training_costs(query, inputs)) == PrivacyCost():
-            return 0
-        return self._count_siblings(self._training_entry(received, query, inputs, 0))
-
-    def last_attempt(self, received: ReceivedQuery, query: Query, inputs: Tensors) -> tuple[int, bool]:
-        """Return the index of the last charged attempt at training for a query, and whether its result is
-        known.
-        """
-        attempt = max(self.charged_attempts(received, query, inputs) - 1, 0)
-        return attempt, self._count_siblings(self._result_entry(received, query, 0)) > attempt
-
-    def is_reproduced(self, received: ReceivedQuery, query: Query, attempt: int) -> bool:
-        """Return whether an attempt gave the same result as before, to the last bit; the first result is
-        entered in the log.
-        """
-        result = self._result_entry(received, query, attempt)
-        if self._count_siblings(result) > attempt:
-            return self._is_written(result)
-        self.audit.charge(result)
-        return True
-
-    def charge_training(self, received: ReceivedQuery, query: Query, inputs: Tensors, attempt: int) -> None:
-        """Charge private training for a query before it begins: on disk, or not at all.
-
-        Each ``attempt`` after others with other results is charged.
-
-        Raises:
-            QueryRefused: it exceeds a budget.
-            AuditError: the log has a fault that its owner has not accepted.
-        """
-        if total_cost(self.mechanism.training_costs(query, inputs)) != PrivacyCost():
-            self.charge_initial_training(received)
-            self._charge(self._training_entry(received, query, inputs, attempt), query.name)
-
-    def charge_initial_training(self, received: ReceivedQuery) -> None:
-        """Charge training before the first query, on which all releases depend."""
-        if (
-            self.initial_training_cost != PrivacyCost()
-            and received.pretraining_hash not in self._charged_hashes
-        ):
-            self._charge(self._initial_training_entry(received.pretraining_hash), received.query)
-            self._charged_hashes.add(received.pretraining_hash)
-
-    def has_trained(self) -> bool:
-        """Return whether training before the first query was charged, with any result."""
-        return self._count_siblings(self._initial_training_entry("")) > 0
-
-    def _training_entry(self, received: ReceivedQuery, query: Query, inputs: Tensors, attempt: int) -> Entry:
-        costs = self.mechanism.training_costs(query, inputs)
-        rule = f"DP-SGD of {' and '.join(costs)}, on which the response depends"
-        history_hash = chain_digest(received.history_hash, received.content_hash)
-        return self._make_entry(
-            received.number, query.name, TRAINING, str(attempt), history_hash, total_cost(costs), rule
-        )
-
-    def _result_entry(self, received: ReceivedQuery, query: Query, attempt: int) -> Entry:
-        result, history_hash = (
-            f"{attempt} {received.training_hash}",
-            chain_digest(received.history_hash, received.content_hash),
-        )
-        rule = "hash of the trained weights"
-        return self._make_entry(
-            received.number, query.name, TRAINING_RESULT, result, history_hash, PrivacyCost(), rule
-        )
-
-    def _initial_training_entry(self, pretraining_hash: str) -> Entry:
-        noise = self.mechanism.noise_levels.get(self.mechanism.training, 0.0)
-        rule = f"DP-SGD of the model (noise {noise:.4g}), on which all releases depend"
-        return self._make_entry(
-            -1, TRAINING, TRAINING, pretraining_hash, "", self.initial_training_cost, rule
-        )
-
-    def _make_entry(
-        self,
-        number: int,
-        query: str,
-        part: str,
-        content: str,
-        history_hash: str,
-        cost: PrivacyCost | None,
-        rule: str,
-    ) -> Entry:
-        return Entry(
-            run=self.run,
-            payer=self.payer,
-            node=self.mechanism.node,
-            number=number,
-            query=query,
-            part=part,
-            content_hash=self.keyed_hash(content),
-            history_hash=history_hash,
-            mechanism=self.mechanism.name,
-            rule=rule,
-            cost=cost_to_dict(cost or PrivacyCost()),
-            no_guarantee=int(cost is None),
-            unit=self.mechanism.unit if cost else "",
-        )
-
-    def _count_siblings(self, entry: Entry) -> int:
-        return len(self.audit.totals.sibling_content_hashes(vars(entry)))
-
-    def _is_written(self, entry: Entry) -> bool:
-        return self.audit.totals.entry_number(vars(entry)) > 0
-
-    def _charge(self, entry: Entry, query: str) -> None:
-        cost = None if entry.no_guarantee else cost_from_dict(entry.cost)
-        node = self.mechanism.node
-        self.audit.charge(entry, lambda spending: refuse(node, query, self.budget_fault(spending, cost)))
+    def training_cost(self, query: Query, sent: Tensors) -> PrivacyCost | None:
+        """Return the cost of private training for a response; zero: none, None: no guarantee."""
+        return total_cost(self.mechanism.training_costs(query, sent))
 
     # --- budget checks ----------------------------------------------------------------------------------
 

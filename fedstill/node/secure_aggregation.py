@@ -45,11 +45,13 @@ from fedstill.core.errors import ArgumentError, DataError, QueryMismatch, QueryR
 from fedstill.core.startup_kit import KIT_FOLDER
 from fedstill.data.public import PublicData
 from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
+from fedstill.node.exchanges import MAX_EXCHANGES
 from fedstill.node.gate import Gate
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.node.replies import AgreementCodes, ReplyPayload
-from fedstill.node.request_handler import MAX_EXCHANGES, RequestHandler
+from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import RELEASED_COUNTS, RunFolder
 from fedstill.protocol.digests import chain_digest, sha256_digest
 from fedstill.protocol.messages import ConfirmSurvivors, ReceiveKeys, RevealMasks, SendKeys, SumMessage
@@ -71,7 +73,7 @@ from fedstill.protocol.secure_aggregation import (
     power_of_two_scale,
     sum_contributions,
 )
-from fedstill.protocol.wire_format import Tensors, decompress
+from fedstill.protocol.wire_format import Tensors
 
 logger = logging.getLogger("fedstill.node")
 
@@ -113,9 +115,9 @@ class SumEncoder:
                 rule = f"sums: '{weighting}' of its data, which weight its response, were not queried before"
                 raise QueryRefused(self.gate.node, query.name, rule)
 
-    def weight_gradients(self, query: Query, gradients: Tensors) -> dict[str, torch.Tensor]:
+    def weight_gradients(self, query: Query, gradients: ReceivedTensors) -> Tensors:
         """Multiply output gradients of a sum by the node's weight in it, as the response was."""
-        weighted = decompress(gradients)
+        weighted = dict(gradients.decompressed)
         for name, weighting in query.sums.items():
             weight = node_weight(weighting, self.counts)
             if weight is not None and name in weighted:
@@ -214,12 +216,12 @@ class MaskedReleases(SumEncoder):
         self._incoming: tuple[int, SumRequest | None] = -1, None  # query number and request
         self._contributions: OrderedDict[tuple[int, str], _Contribution] = OrderedDict()
 
-    def load_counts(self) -> None:
+    def resume(self) -> None:
         """Load the counts that an earlier process has released in this run."""
         if self._folder is not None:
             self.counts = {**(self._folder.load_state(RELEASED_COUNTS) or {}), **self.counts}
 
-    def forget_contributions(self) -> None:
+    def restart(self) -> None:
         """Forget recent queries, for a node that returned to a checkpoint. Sum numbers stay used."""
         self._contributions.clear()
 
@@ -228,9 +230,8 @@ class MaskedReleases(SumEncoder):
     def respond(
         self,
         handler: RequestHandler,
-        name: str,
         number: int,
-        tensors: Tensors,
+        received: ReceivedTensors,
         differentiable: bool,
         request: SumRequest | None,
     ) -> Tensors:
@@ -241,14 +242,12 @@ class MaskedReleases(SumEncoder):
         """
         known = self._contributions.get((number, RESPONSE))
         if known is not None and known.request != request:
-            raise QueryMismatch(self.gate.node, name, number)
-        if known is None and handler.has_responded(
-            number
-        ):  # a failed computation was kept: no sum is bound to it
-            raise QueryMismatch(self.gate.node, name, number)
-        query_hash = self._hash_query(name, number, tensors, differentiable, request)
+            raise QueryMismatch(self.gate.node, received.query, number)
+        if known is None and handler.has_responded(number):  # no sum is bound to the response
+            raise QueryMismatch(self.gate.node, received.query, number)
+        query_hash = self._hash_query(number, received, differentiable, request)
         self._incoming = number, request
-        handler.admit_query(name, number, tensors, differentiable)
+        handler.admit_query(received, number, differentiable)
         if known is None:
             # Before anything is computed: whatever happens then, later masks differ from those without it.
             previous, self.query_history_hash = self.query_history_hash, query_hash
@@ -263,7 +262,7 @@ class MaskedReleases(SumEncoder):
         return release
 
     def backward(
-        self, handler: RequestHandler, number: int, gradients: Tensors, request: SumRequest | None
+        self, handler: RequestHandler, number: int, received: ReceivedTensors, request: SumRequest | None
     ) -> Tensors:
         """Return masked input gradients; see :meth:`RequestHandler.backward`.
 
@@ -273,14 +272,14 @@ class MaskedReleases(SumEncoder):
         known = self._contributions.get((number, GRADIENT))
         if known is not None and known.request != request:
             raise QueryMismatch(self.gate.node, "gradient", number)
-        self._incoming, by_node = (number, request), {self.gate.node: gradients}
+        self._incoming, by_node = (number, request), {self.gate.node: received}
         try:
             handler.compute_gradients(number, by_node)
         except BaseException:
             if known is None:
                 self._contributions.pop((number, GRADIENT), None)
             raise
-        return handler.release_gradients(number, by_node)[self.gate.node]
+        return handler.release_gradients(number, [self.gate.node])[self.gate.node]
 
     def _keep(self, number: int, part: str, request: SumRequest | None, context: tuple[str, str]) -> None:
         self._contributions[number, part] = _Contribution(request, context)
@@ -288,11 +287,12 @@ class MaskedReleases(SumEncoder):
             self._contributions.popitem(last=False)
 
     def _hash_query(
-        self, name: str, number: int, tensors: Tensors, differentiable: bool, request: SumRequest | None
+        self, number: int, received: ReceivedTensors, differentiable: bool, request: SumRequest | None
     ) -> str:
         """Return a hash of a query and of all earlier queries."""
         # A node that comes back has missed queries. Only summed queries with recovery may ignore the history:
         # only sums can be read without some nodes.
+        name, tensors = received.query, received.sent
         summed = bool(self.side.queries[name].sums)
         history = "" if summed and request is not None and request.recover else self.query_history_hash
         return sha256_digest(
@@ -309,7 +309,7 @@ class MaskedReleases(SumEncoder):
             super().admit(query)
             self.masks.admit(query.name, self._incoming[1], self._weightings(query))
 
-    def weight_gradients(self, query: Query, gradients: Tensors) -> dict[str, torch.Tensor]:
+    def weight_gradients(self, query: Query, gradients: ReceivedTensors) -> Tensors:
         """Admit the sum of input gradients, and multiply output gradients by the node's weight.
 
         Raises:
@@ -317,7 +317,7 @@ class MaskedReleases(SumEncoder):
         """
         number, request = self._incoming
         if query.sums:
-            decompressed, rule = decompress(gradients), None
+            decompressed, rule = gradients.decompressed, None
             if decompressed.keys() != query.sums.keys():
                 rule = f"sums: expected gradients of {', '.join(query.sums)} only"
             elif power_of_two_scale(decompressed) != 1.0:
@@ -327,7 +327,8 @@ class MaskedReleases(SumEncoder):
             super().admit(query)
             self.masks.admit(query.name, request, self._weightings(query))
         response = self._contributions[number, RESPONSE].context[0]
-        self._keep(number, GRADIENT, request, (response, sha256_digest(gradients, _memory_layout(gradients))))
+        gradients_hash = sha256_digest(gradients.sent, _memory_layout(gradients.sent))
+        self._keep(number, GRADIENT, request, (response, gradients_hash))
         return super().weight_gradients(query, gradients)
 
     def encode(self, received: ReceivedQuery, part: str, query: Query, released: Tensors) -> Tensors:
@@ -390,7 +391,7 @@ class MaskedReleases(SumEncoder):
     @property
     def _run_name_if_noised(self) -> str:
         """Name of the run if counts have noise, which differs from run to run; else empty."""
-        return self.gate.run if self.has_noisy_counts else ""
+        return self.gate.ledger.run if self.has_noisy_counts else ""
 
     def serve(self, message: SumMessage, tensors: Tensors) -> tuple[ReplyPayload, Tensors]:
         """Serve a message that nodes exchange through the server."""

@@ -56,8 +56,10 @@ from fedstill.node.model_setup import architecture_hash, prepare_model, require_
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
 from fedstill.node.node_group import NodeGroup
+from fedstill.node.plain_releases import PlainReleases
 from fedstill.node.policy import EACH_RUN
 from fedstill.node.protection import protect, require_unchanged_data, run_uncharged_preparation
+from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.node.replies import NodeStatus, TrainingProgress
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import TRAINING_STATE, RunFolder, checkpoint_name
@@ -66,10 +68,9 @@ from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.node_side import NodeSetting
-from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.run_plan import RunDescription, RunPlan
 from fedstill.protocol.secure_aggregation import SumRequest
-from fedstill.protocol.wire_format import SCALE, Tensors, decompress, tensor_bytes
+from fedstill.protocol.wire_format import Tensors, tensor_bytes
 
 logger = logging.getLogger("fedstill.node")
 
@@ -147,7 +148,7 @@ class Session:
         except FedstillError as error:
             raise NodeDataError(str(error)) from error
         gate = Gate(file.name, file.policy, self.audit, plan.run, NODE_DATA)
-        gate.approved = self.approved
+        gate.ledger.approved = self.approved
         gate.output_shape = self.task.output_shape(spec.shape)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed_public = None if public is None else public.to(compute.device)
@@ -192,13 +193,9 @@ class Session:
         self.training = InitialTraining(
             self.node, self.side.initial_training, self.task, file.local, self.compute
         )
-        self._last_numbers = {file.name: -1}
-        self.sums: MaskedReleases | None = None
-        if self.plan.secure_aggregation:
-            masks = SumMasks.from_folder(self._folder, file.name, file.policy, self.plan, self.setting.public)
-            self.sums = MaskedReleases(masks, self.node.gate, self.side, self.run_folder)
+        self.releases = self._make_releases()
         budgets = self.node.gate.budgets
-        if self.sums is not None or (budgets is not None and budgets.mechanism.protects):
+        if self.plan.secure_aggregation or (budgets is not None and budgets.mechanism.protects):
             return_nan_on_failure(self.node.model)  # a reported failure would bypass noise and masks
         self.sizes = RunSizes(self.node.modules, self.setting.public, self.plan.spec, self._max_memory)
         self.handler = self._new_handler()
@@ -220,6 +217,13 @@ class Session:
             raise NodeFault(file.name, "join", f"run {run!r} exists here, but {message}")
         self._resume()
 
+    def _make_releases(self) -> PlainReleases | MaskedReleases:
+        if not self.plan.secure_aggregation:
+            return PlainReleases()
+        file, setting = self._file, self.setting
+        masks = SumMasks.from_folder(self._folder, file.name, file.policy, self.plan, setting.public)
+        return MaskedReleases(masks, self.node.gate, self.side, self.run_folder)
+
     def close(self) -> None:
         """Release the locks of this run and node."""
         self._open_resources.close()
@@ -233,7 +237,7 @@ class Session:
             max_queries=max(max_queries - self._count_queries_in_other_runs(), 0) if max_queries else None,
             is_trained=self.training.is_done,
             checkpoints=tuple(self.run_folder.checkpoints()),
-            last_query=self._last_numbers[self.node.name],
+            last_query=gate.ledger.last_number,
             model=type(self.node.model).__name__,
             parameters=parameter_count(self.node.model),
             architecture=architecture_hash(self.node.model),
@@ -289,17 +293,14 @@ class Session:
         if not self.training.is_done:
             raise NodeFault(self.node.name, name, "its local training is not done yet")
         refuse(self.node.name, name, self.rules_by_refused_query().get(name))
-        inputs = self.node.data.inputs
+        inputs, received = self.node.data.inputs, ReceivedTensors.of_query(query, tensors)
         self.run_folder.require_space(name)
         started = time.perf_counter()
         with enforce_limits(self.node.name, name, self.node.gate.policy.max_seconds):
-            self.node.gate.check_tensors(name, tensors, query.sends, inputs.shape[1:], inputs.dtype)
-            require(self.node.name, name, SIZE_RULES, SizeFacts(self.sizes, query, decompress(tensors)))
-            placed = self.compute.tensors_to_device(tensors)
-            if self.sums is None:
-                (release,) = self.handler.respond(name, number, placed, differentiable)
-            else:
-                release = self.sums.respond(self.handler, name, number, placed, differentiable, request)
+            self.node.gate.check_tensors(received, inputs.shape[1:], inputs.dtype)
+            require(self.node.name, name, SIZE_RULES, SizeFacts(self.sizes, query, received.decompressed))
+            received.move_to(self.compute.device)
+            release = self.releases.respond(self.handler, number, received, differentiable, request)
         self._log_release(name, number, release, started)
         return release
 
@@ -313,13 +314,10 @@ class Session:
         start, name = time.perf_counter(), self.node.name
         self.run_folder.require_space("gradient")
         with enforce_limits(name, "gradient", self.node.gate.policy.max_seconds):
-            names = (key for key in tensors if not key.endswith(SCALE))
-            self.node.gate.check_tensors("gradient", tensors, dict.fromkeys(names, GRADIENTS), ())
-            placed = self.compute.tensors_to_device(tensors)
-            if self.sums is None:
-                release = self.handler.backward(number, {name: placed})[name]
-            else:
-                release = self.sums.backward(self.handler, number, placed, request)
+            received = ReceivedTensors.of_gradients(self.handler.query_name(number), tensors)
+            self.node.gate.check_tensors(received, ())
+            received.move_to(self.compute.device)
+            release = self.releases.backward(self.handler, number, received, request)
         self._log_release("gradient", number, release, start)
         return release
 
@@ -330,8 +328,9 @@ class Session:
             NodeFault: the node is still training or further already, or a query failed during private
                 training.
         """
-        self.handler.require_complete_training("save_checkpoint")
-        if not self.training.is_done or not self._last_numbers[self.node.name] + 1 <= query_number:
+        ledger = self.node.gate.ledger
+        ledger.require_complete_training("save_checkpoint")
+        if not self.training.is_done or not ledger.last_number + 1 <= query_number:
             raise NodeFault(self.node.name, "save_checkpoint", f"it is not before query {query_number}")
         self.run_folder.save_checkpoint(query_number, self._state(True))
 
@@ -350,17 +349,16 @@ class Session:
             )
         self._load(state, name)
         self.run_folder.delete_checkpoints_after(query_number)
-        self._last_numbers[self.node.name] = query_number - 1
-        self.handler = self._new_handler()
-        if self.sums is not None:
-            self.sums.forget_contributions()
+        self.node.gate.ledger.restart(query_number)
+        self.handler = self._new_handler()  # recorded CUDA graphs belong to the former state
+        self.releases.restart()
         logger.info("restored the state before query %d", query_number)
 
     # --- helpers --------------------------------------------------------------------------------------
 
     def rules_by_refused_query(self) -> dict[str, str]:
         """Return the rule that refuses each forbidden query, by name."""
-        gate, conflicts = self.node.gate, {} if self.sums is None else self.sums.rules_by_refused_query()
+        gate, conflicts = self.node.gate, self.releases.rules_by_refused_query()
         earlier = self._count_queries_in_other_runs() if gate.policy.max_queries else 0
         facts = (self._file.local.optimizer, self._passes_gradients, conflicts, earlier)
         reasons = {
@@ -375,8 +373,7 @@ class Session:
         return spending.total_queries - spending.run_queries
 
     def _new_handler(self) -> RequestHandler:
-        group = NodeGroup([self.node])
-        return RequestHandler(group, self.side, self.compute, self._last_numbers, self.plan.wire)
+        return RequestHandler(NodeGroup([self.node]), self.side, self.compute, self.plan.wire)
 
     def _log_release(self, name: str, number: int, release: Tensors, start: float) -> None:
         byte_count, seconds = sum(map(tensor_bytes, release.values())), time.perf_counter() - start
@@ -399,12 +396,10 @@ class Session:
     def _resume(self) -> None:
         """Continue at the point where an earlier process stopped. The server decides about checkpoints."""
         self.run_folder.checkpoints()  # an invalid file is reported before any response
-        if self.sums is not None:
-            self.sums.load_counts()
-        budgets = self.node.gate.budgets
+        self.releases.resume()
         if (state := self.run_folder.load_state(TRAINING_STATE)) is not None:
             self._load(state, TRAINING_STATE)
-        elif self.training.is_needed and budgets is not None and budgets.has_trained():
+        elif self.training.is_needed and self.node.gate.ledger.has_trained():
             # Repeated training would give another model, with the same noise on other last digits.
             message = (
                 f"run {self.plan.run!r} has released responses, and its model ({TRAINING_STATE}) is missing"

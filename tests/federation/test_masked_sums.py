@@ -17,6 +17,7 @@ from fedstill.core.errors import NodeFault, QueryMismatch, QueryRefused
 from fedstill.federation.federation import Federation, SentQuery
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.secure_aggregation import MaskExchange, SecureAggregation
+from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.protocol.messages import Message
 from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import SUM, SumWeighting, from_ring
@@ -41,8 +42,9 @@ class Nearby(Federation):
         responses: dict[str, Tensors] = {}
         for name in queried:
             node = self.members[name]
+            received = ReceivedTensors.of_query(node.side.queries[sent.query], sent.tensors)
             response = node.sums.respond(
-                node.handler, sent.query, sent.number, sent.tensors, sent.differentiable, sent.encoding
+                node.handler, sent.number, received, sent.differentiable, sent.encoding
             )
             if name in self.lost:
                 self.exclude(name, sent.query, "it is gone", may_rejoin=True)
@@ -54,10 +56,10 @@ class Nearby(Federation):
     def collect_gradients(
         self, number: int, query: str, pulls: Mapping[str, Tensors], encoding: Any = None
     ) -> Mapping[str, Tensors]:
-        gradients = {
-            name: self.members[name].sums.backward(self.members[name].handler, number, pull, encoding)
-            for name, pull in pulls.items()
-        }
+        gradients = {}
+        for name, pull in pulls.items():
+            node, received = self.members[name], ReceivedTensors.of_gradients(query, pull)
+            gradients[name] = node.sums.backward(node.handler, number, received, encoding)
         self.received += gradients.values()
         return gradients
 

@@ -20,6 +20,7 @@ from fedstill.models.module_utils import to_vector
 from fedstill.node import network_view
 from fedstill.node.node_service import NodeService
 from fedstill.node.run_folder import RunFolder
+from fedstill.node.secure_aggregation import MaskedReleases
 from fedstill.protocol.method import SECURE_AGGREGATION_NOTE
 from fedstill.protocol.secure_aggregation import add_contributions, from_ring
 from fedstill.protocol.wire_format import pack, unpack
@@ -78,6 +79,13 @@ class Four:
             return response
 
         return reply
+
+
+def masked_releases(host: NodeService) -> MaskedReleases:
+    """Return the secure aggregation of a node that has joined a run."""
+    assert host.session is not None
+    assert isinstance(host.session.releases, MaskedReleases)
+    return host.session.releases
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedkd", "fediod"])
@@ -288,7 +296,7 @@ def test_weights_use_first_released_counts(tmp_path: Path) -> None:
         if header["operation"] == "join" and node == "node-0":
             joining.append(message)
         if header.get("query") == "predict":
-            result.append(four.hosts["node-0"].session.sums.counts["counts"])  # type: ignore[union-attr]
+            result.append(masked_releases(four.hosts["node-0"]).counts["counts"])
             raise RuntimeError("the server stops here")
         return serve(message)
 
@@ -312,9 +320,7 @@ def test_weights_use_first_released_counts(tmp_path: Path) -> None:
     }
     for message, tensors in ((header, public), (back, {})):
         assert "error" not in unpack(host.serve(pack(message, tensors)))[0]
-        assert host.session is not None
-        assert host.session.sums is not None
-        assert torch.equal(host.session.sums.counts["counts"], result[0])
+        assert torch.equal(masked_releases(host).counts["counts"], result[0])
 
 
 def test_unsaved_counts_are_not_released(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_invalid_json_value_is_not_charged() -> None:
     bad = {"wish": torch.tensor([ord("{")], dtype=torch.uint8)}
     with pytest.raises(DataError, match="invalid JSON text"):
         handler.respond("tell", 0, bad, False)
-    node.gate.policy = replace(node.gate.policy, max_header=20)
+    node.gate.ledger.policy = replace(node.gate.policy, max_header=20)
     with pytest.raises(QueryRefused, match="max_header: 20, and wish has 30"):
         handler.respond("tell", 0, {"wish": json_to_tensor({"class": 1, "why": "x" * 10})}, False)
     assert run.audit.traffic_totals()["queries"] == run.audit.spending(node.name, "run").total_queries == 0

@@ -71,7 +71,7 @@ def world(
     models = [disagreeing(made(spec, index)) for index, spec in enumerate(specs)]
     nodes = make_nodes(models, classes=few)
     for index, node in enumerate(nodes):
-        node.gate.policy = (policies or {}).get(index, PolicyConfig())
+        node.gate.ledger.policy = (policies or {}).get(index, PolicyConfig())
     first = made(student, "student")
     first[0].requires_grad_(student != "small-cnn:4")  # type: ignore[index]
     return small_world.world(config, nodes, first, local=LocalConfig())

@@ -572,7 +572,7 @@ def test_approved_bytes_limit_releases(tmp_path: Path) -> None:
     refused(clinic)
     decide(clinic)
     clinic.ready()
-    approved = clinic.session.node.gate.approved
+    approved = clinic.session.node.gate.ledger.approved
     assert approved is not None
     approved.table["queries"]["predict_logits"]["bytes"] = 4 * B * CLASSES  # the logits alone
     assert clinic.query(0)["rule"] == "approved: 160 bytes per response"

@@ -1,10 +1,11 @@
-"""Two releases that differ in a single bit are two charges, unless both are the same stored bytes."""
+"""Two releases that differ in a single bit are two charges, unless both are the same stored bytes.
+
+Any order of messages, stops and troubles: tests/node/test_release_ledger.py.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from fedstill.data.public import PublicData
 from fedstill.models.module_utils import to_vector
@@ -22,7 +21,7 @@ from fedstill.node.audit_entries import NODE_DATA
 from fedstill.node.node_view import NodeView
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import NoPrivacy
-from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict
+from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.protocol.run_plan import describe, public_fingerprint, public_tensors
 from tests.support.node_services import FEDIOD, JUDGING, JUDGING_POLICY, PLAN, B, Clinic, image, same
 
@@ -312,78 +311,3 @@ def test_faults_of_check_are_refused_by_node(
     reply = clinic.say("join", plan=PLAN.to_dict())
     assert reply["text"] == "its data or model failed: see its log"
     assert fault in caplog.text
-
-
-# --- any order of all of this, compared with a model of the accountant ------------------------------
-
-OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("ask"), st.integers(0, 1), st.integers(0, 1)),  # a gap in the numbers, an image
-        st.tuples(st.just("pull"), st.sampled_from([1.0, 2.0]), st.just(0)),
-        st.tuples(st.just("recall"), st.booleans(), st.just(0)),  # to the last checkpoint, or to the start
-        st.tuples(st.sampled_from(["remember", "restart", "digits"]), st.just(0), st.just(0)),
-    ),
-    min_size=4,
-    max_size=14,
-)
-
-
-def quick(folder: Path) -> Clinic:
-    """One step of local training, so that many cases take little time."""
-    clinic = Clinic(folder, PRIVATE)
-    file = folder / "node.toml"
-    file.write_text(file.read_text().replace("epochs = 4", "epochs = 0.2"))
-    clinic.again()
-    return clinic.ready()
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(OPERATIONS)
-def test_audit_log_covers_all_releases_property(operations: Any) -> None:
-    """The model counts what anybody outside has seen: distinct bytes, and distinct critics behind them."""
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        clinic = quick(Path(folder) / "clinic")
-        bytes_seen: set[bytes] = set()
-        critics: set[bytes] = set()
-        last, checkpoints, digits = -1, [0], False
-        for what, one, two in operations:
-            if what == "ask":
-                last += 1 + one
-                _, reply = clinic.query(last, image(two))
-            elif what == "pull":
-                reply = clinic.pull(last, one)
-                if isinstance(reply, dict):  # already pulled otherwise, or nothing to pull, or no number
-                    assert reply["kind"] == ("ArgumentError" if last < 0 else "QueryMismatch")
-                    continue
-                reply = reply[1]
-            else:
-                if what == "remember":
-                    checkpoints = [0, last + 1]
-                    clinic.say("save_checkpoint", checkpoint=last + 1)
-                elif what == "digits":
-                    digits = not digits
-                    patch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit if digits else ORDINARY)
-                else:
-                    if what == "restart":
-                        clinic.again()
-                        clinic.say("join", plan=PLAN.to_dict())
-                    checkpoint = checkpoints[-1] if one else 0
-                    checkpoints = [0, checkpoint] if checkpoint else [0]
-                    assert clinic.say("load_checkpoint", checkpoint=checkpoint) == ({}, {})
-                    last = checkpoint - 1
-                continue
-            whole = hashlib.sha256()
-            for name in sorted(reply):
-                whole.update(reply[name].numpy().tobytes())
-            bytes_seen.add(whole.digest())
-            critics.add(clinic.critic().numpy().tobytes())
-        spent = cost_from_dict(clinic.session.audit.spending(NODE_DATA, "one").run_events)
-        model = PrivacyCost({STEP: len(critics), Event("gaussian", 2.0, rate=0.2): 1} if critics else {})
-        assert released(clinic) >= len(bytes_seen)
-        assert spent.get(STEP, 0) == len(critics), "each critic once: never less, never twice"
-        assert compute_epsilon(spent, 1e-5, "rdp") >= compute_epsilon(model, 1e-5, "rdp")
-        reply = [line for line in clinic.lines() if line["part"] != "refused"]
-        costs = [cost_from_dict(line[name]) for line in reply for name in ("cost", "training_cost")]
-        assert sum(costs, PrivacyCost()) == spent, "the server gets the same costs"
-        clinic.session.audit.verify()
-        clinic.say("leave")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -129,3 +130,20 @@ def checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     with pytest.raises(SystemExit):
         main(["node", "check", str(folder)])
     return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "isolates", "warns"),
+    [("dp-sgd", "false", True), ("dp-sgd", "true", False), ("none", "false", False)],
+)
+def test_check_warns_of_rounding_in_dp_sgd(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mechanism: str, isolates: str, warns: bool
+) -> None:
+    folder = tmp_path / "clinic"
+    owner_folder.init_folder(folder, "clinic")
+    file = folder / "node.toml"
+    text = re.sub(r"(?m)^isolate_rounding = .*$", f"isolate_rounding = {isolates}", file.read_text())
+    file.write_text(re.sub(r"(?m)^mechanism = .*$", f'mechanism = "{mechanism}"', text))
+    assert f'mechanism = "{mechanism}"' in file.read_text()
+    lines = checked(folder, capsys)
+    assert any("isolate_rounding" in line for line in lines) == warns

@@ -144,16 +144,64 @@ def test_events_hold_no_hash_of_releases(folder: Path, command: Main) -> None:
     assert [set(event) for event in shown["events"]] == [{"entry", "at", "event", "actor", "reason"}]
 
 
-def test_server_cannot_fill_log_with_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_log, "MAX_REFUSALS", 4)
+def test_event_of_a_server_is_logged_once(folder: Path) -> None:
     with closing(SecurityEvents(folder)) as events:
-        for number in (0, 0, 1, 2, 3, 4, 5):
-            events.record_refusal("aa", f"rule {number}", run="one")
-        for number in range(9):
-            events.record_refused_query("aa", "rule", "one", "predict", number)
-    reasons = [event["reason"] for event in events_in(folder)]
-    last = "further events of this process are in node.log only"
-    assert reasons == ["rule 0", "rule 1", "rule 2", last, *["rule"] * 4]
+        for _ in range(3):
+            events.write_once("waits", "aa", "new run", run="one", description="d")
+        events.write_once("waits", "aa", "new run", run="one", description="e")
+        for _ in range(3):
+            events.record_refused_query("aa", "max_rows: 3", "one", "predict", 7)
+        events.record_refusal("aa", "max_rows: 3", run="one", query="predict")  # announced at the next join
+    assert [(event["event"], event.get("number")) for event in events_in(folder)] == [
+        ("waits", None),
+        ("waits", None),
+        ("refused", 7),
+    ]
+
+
+def test_further_refusals_are_counted_by_rule(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_log, "MAX_REFUSALS", 4)
+    monkeypatch.setattr(folder_log, "MAX_COUNTED_RULES", 2)
+    with closing(SecurityEvents(folder)) as events:
+        for number in range(129):
+            events.record_refused_query("aa", f"max_rows: {number}", "one", "predict", number)
+        for rule in ("hours: 1", "schema: 2", "queries: 3"):
+            for _ in range(3):
+                events.record_refusal("aa", rule, run="one")
+        events.record_repeats()
+        events.record_repeats()
+        events.audit.verify()
+    logged = [(event["reason"], event.get("refusals")) for event in events_in(folder)]
+    assert logged == [
+        *((f"max_rows: {number}", None) for number in range(4)),
+        ("max_rows: 10 more refusals", "10"),
+        ("max_rows: 90 more refusals", "90"),
+        ("hours: 1", None),
+        ("schema: 2", None),
+        ("max_rows: 25 more refusals", "25"),
+        ("hours: 2 more refusals", "2"),
+        ("other rules: 5 more refusals", "5"),
+    ]
+    assert sum(int(count) if count else 1 for _, count in logged) == 129 + 9, "none is lost"
+
+
+def test_long_attack_adds_few_entries(folder: Path) -> None:
+    with closing(SecurityEvents(folder)) as events:
+        for number in range(3000):
+            events.record_refused_query("aa", f"max_rows: {number}", "one", f"query {number % 60}", number)
+        events.record_repeats()
+    most = folder_log.MAX_REFUSALS + 5 * folder_log.MAX_COUNTED_RULES
+    assert len(events_in(folder)) < most
+
+
+def test_many_events_of_a_server_end_with_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_log, "MAX_EVENTS", 3)
+    with closing(SecurityEvents(folder)) as events:
+        for number in range(5):
+            events.record_refusal("aa", f"hours: {number}", run="one")
+            events.write_once("waits", "aa", f"run {number}")
+    reasons = [event["reason"] for event in events_in(folder) if event["reason"][:5] != "hours"]
+    assert reasons == ["run 0", "run 1", "further events of this process are in node.log only"]
 
 
 def test_full_disk_share_stops_server_events_only(folder: Path) -> None:
@@ -163,7 +211,7 @@ def test_full_disk_share_stops_server_events_only(folder: Path) -> None:
         for number in range(300):
             events.record_refusal("aa", f"rule {number} {'x' * 900}", run="one")
         refused = len(events_in(folder))
-        assert 5 < refused < 150
+        assert 5 < refused <= folder_log.MAX_REFUSALS + folder_log.MAX_COUNTED_RULES + 1
         assert folder_log.log_size_bytes(folder / FILE) < most + 20_000
         events.write("approved", "owner", "it is sound", run="one")
         assert len(events_in(folder)) == refused + 1

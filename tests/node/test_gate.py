@@ -16,6 +16,8 @@ from fedstill.node.audit_entries import ALL_RUNS, Entry, ReceivedQuery
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.received_tensors import ReceivedTensors
+from fedstill.node.release_ledger import Release, ReleaseLedger
 from fedstill.node.replies import ReleaseCost
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.node.run_mechanism import PrivacyMechanism
@@ -29,7 +31,7 @@ from fedstill.protocol.queries import Query, QueryDetails
 from fedstill.protocol.run_plan import RunDescription
 from fedstill.tasks.classification import Classification
 from tests.support.audit_logs import entries, total_charged
-from tests.support.node_services import QUERY, Journal
+from tests.support.node_services import QUERY, Journal, release_now
 from tests.support.small_world import SETTING
 
 UPLOAD = Query(lambda node: {}, releases={"logits": "logits", "weights": PARAMETERS}, name="upload")
@@ -44,6 +46,11 @@ def received_query(number: int = 0, content: str = "c0", query: str = "predict_l
     return ReceivedQuery(number, query, content, "", {"inputs": 10})
 
 
+def response(number: int = 0) -> Release:
+    """Return an admitted response."""
+    return Release(QUERY, "response", received_query(number))
+
+
 def release(
     door: Gate,
     what: ReceivedQuery | None = None,
@@ -52,7 +59,7 @@ def release(
     query: Query = QUERY,
     sent: Mapping[str, torch.Tensor] | None = None,
 ) -> Mapping[str, torch.Tensor]:
-    return door.release(what or received_query(), part, tensors, query, sent or {})
+    return release_now(door, what or received_query(), part, tensors, query, sent or {})
 
 
 class Watched(AuditLog):
@@ -79,7 +86,7 @@ def test_approved_rows_limit_response() -> None:
         gate(),
         Query(QUERY.function, sends={"rows": "indices"}, releases={"logits": "logits"}, name="predict"),
     )
-    door.approved = RunDescription({"queries": requires_approval})
+    door.ledger.approved = RunDescription({"queries": requires_approval})
     about = received_query(query="predict")
     assert release(door, about, tensors={"logits": torch.zeros(3, 5)}, query=query)
     with pytest.raises(QueryRefused, match="approved: 3 inputs, and the response has 4"):
@@ -181,7 +188,7 @@ def journaled(**bills: CostBreakdown) -> tuple[Gate, Journal, Watched]:
     vars(journal).update(bills)
     audit = Watched(journal.calls)
     door = gate(audit)
-    door.budgets = RunBudgets(journal, audit, "run", "clinic")  # type: ignore[arg-type]
+    door.ledger.budgets = RunBudgets(journal, audit, "run", "clinic")  # type: ignore[arg-type]
     return door, journal, audit
 
 
@@ -256,14 +263,14 @@ def test_training_without_guarantee_voids_run() -> None:
 
 def test_release_reports_its_own_training_cost() -> None:
     door, journal, audit = journaled(learned={"critic": PrivacyCost({Event("gaussian", 3.0, rate=0.5): 1})})
-    door.charge_training(received_query(0), QUERY, {})
+    door.ledger.charge_training(response(0), {})
     release(door, received_query(0))
     assert door.release_cost(0, "response").cost == {**PAID, "gaussian(3.0, rate=0.5)": 1}
     assert audit.last.cost == PAID, "it has been paid for by itself"
     release(door, received_query(0), "gradient", {"d/dx": torch.ones(1)})
     assert door.release_cost(0, "gradient").cost == PAID
     journal.learned = {"critic": None}
-    door.charge_training(received_query(1), QUERY, {})
+    door.ledger.charge_training(response(1), {})
     release(door, received_query(1))
     assert door.release_cost(1, "response").cost is None
 
@@ -273,9 +280,9 @@ def test_training_is_charged_once_at_admission() -> None:
     for _ in range(2):  # after a stop it is learned once more
         door.admit(received_query(), QUERY, {})
         assert "charge training" not in journal.calls[1:], "it may be refused yet, by others"
-        door.charge_training(received_query(), QUERY, {})
+        door.ledger.charge_training(response(), {})
     assert journal.calls == ["charge training"]
-    door.policy = PolicyConfig(max_queries=1)
+    door.ledger.policy = PolicyConfig(max_queries=1)
     release(door)
     journal.calls.clear()
     with pytest.raises(QueryRefused, match="max_queries"):
@@ -298,10 +305,10 @@ def test_repeated_query_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
         given.append(what)
         return PrivacyCost()
 
-    monkeypatch.setattr(door.budgets, "expected_cost", expected_cost)
+    monkeypatch.setattr(door.ledger, "_expected_cost", expected_cost)
     sent = {"x": torch.ones(2)}
     door.admit(received_query(), QUERY, sent)
-    assert given == [(received_query(), QUERY, sent)]
+    assert [sent_ for _, _, sent_ in given] == [sent]
     release(door)
     door.admit(received_query(), QUERY, sent)
     assert len(given) == 1, "asked again it is not asked for again"
@@ -310,14 +317,15 @@ def test_repeated_query_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_charge_is_on_disk_before_release(tmp_path: Path) -> None:
     entry_counts = []
 
-    class Watching(Gate):
-        def _charge(self, *args: Any) -> int:
-            number = super()._charge(*args)
+    class Watching(ReleaseLedger):
+        def charge(self, *args: Any, **fields: Any) -> None:
+            super().charge(*args, **fields)
             entry_counts.append(len(entries(tmp_path)))  # read while nothing has been returned
-            return number
 
     with closing(AuditLog(tmp_path / FILE)) as audit:
-        release(Watching("clinic", PolicyConfig(), audit))
+        door = gate(audit)
+        door.ledger = Watching("clinic", door.policy, audit, "run", "clinic")
+        release(door)
     assert entry_counts == [1]
 
 
@@ -334,18 +342,18 @@ def noisy() -> Gate:
     mechanism = PrivacyMechanism("a", privacy, side, LocalConfig(), 10, Classification(3))
     mechanism.setup_hash = "b"
     door = Gate("a", PolicyConfig(), AuditLog())
-    door.budgets = RunBudgets(mechanism, door.audit, "run", "a")
+    door.ledger.budgets = RunBudgets(mechanism, door.ledger.audit, "run", "a")
     return door
 
 
 def examined(door: Gate, logits: torch.Tensor, part: str) -> torch.Tensor:
     """What leaves in place of some logits."""
     what, name = ReceivedQuery(0, "predict_logits", "c0", "", {}), "logits" if part == "response" else "d/dx"
-    return door.release(what, part, {name: logits}, replace(QUERY, depends_on_records=()), {})[name]
+    return release_now(door, what, part, {name: logits}, replace(QUERY, depends_on_records=()), {})[name]
 
 
 def rows_of(door: Gate) -> int:
-    return len(list(door.audit.entries()))
+    return len(list(door.ledger.audit.entries()))
 
 
 @pytest.mark.parametrize("part", ["response", "gradient"])
@@ -355,17 +363,17 @@ def test_response_with_another_last_digit_is_charged_again(part: str) -> None:
     other[1, 2] = torch.nextafter(one[1, 2], torch.tensor(2.0))
     first, again = examined(door, one, part), examined(door, one, part)
     assert torch.equal(first, again)
-    assert (rows_of(door), door.audit.spending("a", ALL_RUNS).total_bytes) == (1, 24), (
+    assert (rows_of(door), door.ledger.audit.spending("a", ALL_RUNS).total_bytes) == (1, 24), (
         "the very same costs nothing"
     )
     moved = examined(door, other, part)
     assert ((moved - first).abs() > 1e-3).all(), "no number has the noise that it had"
-    assert (rows_of(door), door.audit.spending("a", ALL_RUNS).total_bytes) == (2, 48), (
+    assert (rows_of(door), door.ledger.audit.spending("a", ALL_RUNS).total_bytes) == (2, 48), (
         "and its line is written, too"
     )
     assert torch.equal(examined(door, one, part), first)
     assert torch.equal(examined(door, other, part), moved)
-    assert (rows_of(door), door.audit.spending("a", ALL_RUNS).total_bytes) == (2, 48)
+    assert (rows_of(door), door.ledger.audit.spending("a", ALL_RUNS).total_bytes) == (2, 48)
 
 
 # --- after a restart -----------------------------------------------------------------------------
@@ -382,11 +390,11 @@ def test_old_query_number_does_not_bypass_limits(tmp_path: Path) -> None:
     door = restarted(tmp_path, max_queries=2, max_bytes=2 * 56 + 55)
     door.admit(received_query(1), QUERY, {})  # what was answered may be answered again
     release(door, received_query(1))
-    assert (door.audit.spending("clinic", ALL_RUNS).total_queries, len(entries(tmp_path))) == (2, 2)
+    assert (door.ledger.audit.spending("clinic", ALL_RUNS).total_queries, len(entries(tmp_path))) == (2, 2)
     for number in (0, 1, 2):
         with pytest.raises(QueryRefused, match="max_queries: 2"):
             door.admit(received_query(number, "another"), QUERY, {})
-    door.policy = PolicyConfig(max_bytes=2 * 56 + 55)
+    door.ledger.policy = PolicyConfig(max_bytes=2 * 56 + 55)
     with pytest.raises(QueryRefused, match="max_bytes: 167 bytes"):
         release(door, received_query(0, "another"))
 
@@ -410,30 +418,34 @@ def test_scaled_tensors_are_decompressed_to_float32(
 ) -> None:
     tensors = {"x": x, "x:scale": torch.ones(2, dtype=scale)}
     with pytest.raises(QueryRefused, match=f"the server sent {message}.* .expected float32"):
-        gate().check_tensors("q", tensors, {"x": INPUTS}, (1, 8, 8))
+        gate().check_tensors(ReceivedTensors("q", tensors, {"x": INPUTS}), (1, 8, 8))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float16])
 def test_compressed_inputs_are_accepted(dtype: torch.dtype) -> None:
     tensors = {"x": torch.ones(2, 1, 8, 8).to(dtype), "x:scale": torch.ones(2)}
-    gate().check_tensors("q", tensors, {"x": INPUTS}, (1, 8, 8))
+    gate().check_tensors(ReceivedTensors("q", tensors, {"x": INPUTS}), (1, 8, 8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.float8_e5m2])
 def test_other_float_dtypes_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(QueryRefused, match=f"the server sent parameters: {dtype}"):
-        gate().check_tensors("q", {"parameters": torch.zeros(3).to(dtype)}, {"parameters": PARAMETERS}, ())
+        gate().check_tensors(
+            ReceivedTensors("q", {"parameters": torch.zeros(3).to(dtype)}, {"parameters": PARAMETERS}), ()
+        )
 
 
 def test_complex_numbers_are_refused() -> None:
     with pytest.raises(QueryRefused, match=r"the server sent logits: torch\.complex64"):
-        gate().check_tensors("gradient", {"logits": torch.zeros(2, 3).cfloat()}, {"logits": GRADIENTS}, ())
+        gate().check_tensors(
+            ReceivedTensors("gradient", {"logits": torch.zeros(2, 3).cfloat()}, {"logits": GRADIENTS}), ()
+        )
 
 
 def test_unexpected_scales_are_refused() -> None:
     maps = {"maps": torch.zeros(2, 8, 8).byte(), "maps:scale": torch.ones(2)}
     with pytest.raises(QueryRefused, match="tensors: maps:scale is not expected: label maps have no scales"):
-        gate().check_tensors("q", maps, {"maps": LABEL_MAPS}, (1, 8, 8))
+        gate().check_tensors(ReceivedTensors("q", maps, {"maps": LABEL_MAPS}), (1, 8, 8))
 
 
 @pytest.mark.parametrize(
@@ -450,9 +462,11 @@ def test_unexpected_scales_are_refused() -> None:
 )
 def test_label_maps_have_input_limits(maps: torch.Tensor, message: str) -> None:
     sends = {"maps": LABEL_MAPS}
-    gate(max_rows=4).check_tensors("q", {"maps": torch.zeros(4, 8, 8).byte()}, sends, (1, 8, 8))
+    gate(max_rows=4).check_tensors(
+        ReceivedTensors("q", {"maps": torch.zeros(4, 8, 8).byte()}, sends), (1, 8, 8)
+    )
     with pytest.raises(QueryRefused, match=message):
-        gate(max_rows=4).check_tensors("q", {"maps": maps}, sends, (1, 8, 8))
+        gate(max_rows=4).check_tensors(ReceivedTensors("q", {"maps": maps}, sends), (1, 8, 8))
 
 
 @pytest.mark.parametrize(

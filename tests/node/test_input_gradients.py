@@ -20,6 +20,7 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.secure_aggregation import MaskedReleases, SumEncoder, SumMasks
 from fedstill.protocol.local_config import LocalConfig
@@ -88,14 +89,16 @@ class Masked:
     def __init__(self, masks: SumMasks, how: SumWeighting) -> None:
         self.node, side = node_of(masks.name), build_node_side(how)
         self.sums = MaskedReleases(masks, self.node.gate, side)
-        self.handler = RequestHandler(NodeGroup([self.node]), side, Compute(), {masks.name: -1})
+        self.handler = RequestHandler(NodeGroup([self.node]), side, Compute())
         set_counts(self.sums, masks.name)
 
     def respond(self, number: int, x: torch.Tensor, call: SumRequest) -> None:
-        self.sums.respond(self.handler, "predict_logits", number, {"x": x}, True, call)
+        received = ReceivedTensors.of_query(self.handler.side.queries["predict_logits"], {"x": x})
+        self.sums.respond(self.handler, number, received, True, call)
 
     def backward(self, number: int, gradient: torch.Tensor, call: SumRequest) -> Tensors:
-        return self.sums.backward(self.handler, number, {"logits": gradient}, call)
+        received = ReceivedTensors.of_gradients("predict_logits", {"logits": gradient})
+        return self.sums.backward(self.handler, number, received, call)
 
 
 @pytest.mark.parametrize("how", BY_HAND)

@@ -26,7 +26,7 @@ from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import PLAN_FILE, RunPlan
 from fedstill.tasks.classification import Classification
-from tests.support.node_services import FEDIOD, PLAN, Clinic, same
+from tests.support.node_services import FEDIOD, PLAN, Clinic, release_now, same
 from tests.support.small_world import SETTING
 
 PRIVACY = """
@@ -161,10 +161,11 @@ def test_nodes_with_one_payer_are_charged_each() -> None:
         )
         mechanism.setup_hash = "the same data, model and options"
         gate = Gate(name, PolicyConfig(), audit, "run", NODE_DATA)
-        gate.budgets = RunBudgets(mechanism, audit, "run", NODE_DATA)
+        gate.ledger.budgets = RunBudgets(mechanism, audit, "run", NODE_DATA)
         received = ReceivedQuery(0, "predict", "content", "", {})
         gate.admit(received, query, x)
-        released.append(gate.release(received, "response", {"logits": torch.zeros(4, 4)}, query, x)["logits"])
+        logits = {"logits": torch.zeros(4, 4)}
+        released.append(release_now(gate, received, "response", logits, query, x)["logits"])
         charged.append(sum(audit.spending(NODE_DATA, "run").run_events.values()))
         assert not audit.spending(name, "run").run_events
     assert not torch.equal(released[0], released[1])

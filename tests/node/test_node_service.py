@@ -720,7 +720,7 @@ def test_library_errors_stay_in_owners_log(
     def fails(*given: Any) -> Any:
         raise kind("patient 4711 is not square")
 
-    monkeypatch.setattr(clinic.session.handler, "respond", fails)
+    monkeypatch.setattr(clinic.session.handler, "admit_query", fails)
     reply = clinic.query(0)
     assert reply == {
         "kind": "NodeDataError",

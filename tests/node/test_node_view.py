@@ -15,7 +15,7 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.cuda_graphs import WARMUP_CALLS, CudaGraphStep
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.methods import Method, adam, cosine_lr
 from fedstill.models.module_utils import to_vector
 from fedstill.node import captured_functions
@@ -788,3 +788,31 @@ def test_helpers_that_a_custom_subclass_overrides_see_each_query(
     answers(nodes_of(), capturing(monkeypatch), query)
     assert [capture.captures for capture in captures] == ([1] if kind is Predicting else [])
     assert numbers == ([] if kind is Predicting else [*range(8)])
+
+
+def test_private_step_on_data_of_the_records_is_a_read() -> None:
+    """The function that makes the data sees the records: examples of a later training may depend on them."""
+    (node,) = nodes_of(count=1)
+    critic = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
+    node.add_module("critic", critic, partial(adam, lr=0.05))
+    dp = DPParameters(1.0, 1.0, lambda *names: noise.seeded_sampler(0, *names))
+    node.dp_sgd_parameters = {"model": dp, "critic": dp}
+    view = NodeView(NodeGroup([node]), setting_of())
+
+    def step(**data: Any) -> None:
+        view.private_step(
+            "critic",
+            lambda module, inputs, targets: module(inputs).flatten(),
+            lambda module: module[1].bias.sum(),
+            batch=2,
+            **data,
+        )
+
+    def train() -> None:
+        view.train_on(torch.zeros(2, *SHAPE), torch.zeros(2, dtype=torch.int64), epochs=1, batch=2, lr=0.1)
+
+    step()
+    train()
+    step(data=lambda data: replace(data, inputs=1 - data.inputs))
+    with pytest.raises(QueryRefused, match="after a read of its records"):
+        train()

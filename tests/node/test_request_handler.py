@@ -18,12 +18,13 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import NodeFault, QueryMismatch, QueryRefused
 from fedstill.node.audit_entries import ALL_RUNS, Entry
 from fedstill.node.audit_log import AuditLog
+from fedstill.node.exchanges import MAX_EXCHANGES
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.request_handler import MAX_EXCHANGES, RequestHandler
+from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_budgets import RunBudgets
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.privacy.noise import seeded_sampler
@@ -106,6 +107,12 @@ class Office:
         names = [node.name for node in self.nodes]
         return list(self.handler.backward(number, dict(zip(names, output_gradients, strict=True))).values())
 
+    def restart(self) -> None:
+        """Expect query 0 next, with a handler that remembers nothing."""
+        for node in self.nodes:
+            node.gate.ledger.restart()
+        self.handler = RequestHandler(self.handler.group, self.side, Compute())
+
     def critics(self) -> list[torch.Tensor]:
         return [p.detach().clone() for node in self.nodes for p in node.modules["critic"].parameters()]
 
@@ -162,7 +169,7 @@ def privately(office: Office) -> None:
     node, journal = office.nodes[1], Journal()
     node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, lambda *names: seeded_sampler(0, *names))}
     journal.node = node.name
-    node.gate.budgets = RunBudgets(journal, office.audit, "run", node.name)  # type: ignore[arg-type]
+    node.gate.ledger.budgets = RunBudgets(journal, office.audit, "run", node.name)  # type: ignore[arg-type]
 
 
 def learning_privately() -> Office:
@@ -186,12 +193,12 @@ def test_failed_private_training_blocks_handler(change: Any) -> None:
     ):
         with pytest.raises(NodeFault, match=r"failed at query 1 \(predict_logits\): resume the run from an"):
             office.handler.respond(name, number, tensors, True)
+    with pytest.raises(NodeFault, match="failed at query 1"):
+        office.handler.backward(0, {"b": output_gradients()[1]})
     assert office.calls == calls
     assert not office.has_changed_since(critics)
     assert office.audit.spending("b", ALL_RUNS).total_queries == 1
-    office.handler = RequestHandler(
-        office.handler.group, office.side, Compute()
-    )  # as after restoring a checkpoint
+    office.restart()  # as after restoring a checkpoint
     assert len(office.query(1)) == 1
 
 
@@ -213,7 +220,7 @@ def test_response_after_failure_has_another_history() -> None:
     first = office.query(1)
     for node, state in zip(office.nodes, states, strict=True):
         node.load_state_dict(state)
-    office.handler = RequestHandler(NodeGroup(office.nodes), office.side, Compute())
+    office.restart()
     failing(office)
     assert not same(office.query(1), first)
     assert office.audit.spending("b", ALL_RUNS).total_queries == 2
@@ -345,7 +352,7 @@ def full(office: Office) -> Full:
     audit = Full()
     office.audit = audit
     for node in office.nodes:
-        node.gate.audit = audit
+        node.gate.ledger.audit = audit
     return audit
 
 
@@ -409,11 +416,10 @@ def test_partly_released_gradients_can_be_repeated() -> None:
 
 def test_handlers_of_subgroups_match_whole_group() -> None:
     whole, parted = Office(), Office()
-    last = {node.name: -1 for node in parted.nodes}
-    together = RequestHandler(NodeGroup(parted.nodes), parted.side, Compute(), last)
+    together = RequestHandler(NodeGroup(parted.nodes), parted.side, Compute())
     whole.query(3)
     together.respond("predict_logits", 3, {"x": X}, True)
-    handlers = [RequestHandler(NodeGroup([node]), parted.side, Compute(), last) for node in parted.nodes]
+    handlers = [RequestHandler(NodeGroup([node]), parted.side, Compute()) for node in parted.nodes]
     calls = parted.calls
     for handler in handlers:
         for old in (2, 3):

@@ -32,6 +32,7 @@ from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import Query, QueryDetails
 from fedstill.tasks.classification import Classification
+from tests.support.node_services import release_now
 from tests.support.small_world import SETTING
 
 ROWS, EXAMPLES = 8, 100
@@ -81,13 +82,13 @@ class Node:
         self.mechanism = PrivacyMechanism("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
         self.mechanism.setup_hash = "data"
         self.gate = Gate("clinic", PolicyConfig(outputs_only=False), self.audit, run)
-        self.gate.budgets = RunBudgets(self.mechanism, self.audit, run, "clinic")
+        self.gate.ledger.budgets = RunBudgets(self.mechanism, self.audit, run, "clinic")
 
     def send(self, number: int, query: Query | None = None, tensors: Any = None) -> Any:
         """As the request handler does."""
         received = ReceivedQuery(number, (query or self.query).name, f"c{number}", "", {})
         self.gate.admit(received, query or self.query, X)
-        return self.gate.release(received, "response", tensors or LOGITS, query or self.query, X)
+        return release_now(self.gate, received, "response", tensors or LOGITS, query or self.query, X)
 
     def spent(self) -> Spending:
         return self.audit.spending("clinic", self.run)
@@ -131,9 +132,9 @@ def test_refused_query_is_not_computed_or_charged() -> None:
     with pytest.raises(QueryRefused, match="privacy budget"):
         node.gate.admit(received, node.query, X)
     with pytest.raises(QueryRefused, match="privacy budget"):  # and once more where it would leave
-        node.gate.release(received, "response", LOGITS, node.query, X)
+        release_now(node.gate, received, "response", LOGITS, node.query, X)
     assert node.spent() == spent
-    assert node.gate.audit.spending("clinic", ALL_RUNS).total_queries == answered
+    assert node.gate.ledger.audit.spending("clinic", ALL_RUNS).total_queries == answered
 
 
 def test_large_query_is_refused_for_its_cost() -> None:
@@ -274,7 +275,7 @@ def test_unaffordable_training_blocks_releases() -> None:
         node.send(0)
     received = ReceivedQuery(0, "predict", "c0", "", {})
     with pytest.raises(QueryRefused, match="privacy budget"):
-        node.gate.release(received, "response", LOGITS, node.query, X)
+        release_now(node.gate, received, "response", LOGITS, node.query, X)
     assert node.spent() == Spending({}, {})
     audit, enough = AuditLog(), replace(TRAINED, epsilon=total * 1.01)
     assert Node(enough, audit).count_answered(most=3) == 3
@@ -291,7 +292,7 @@ def test_repeated_release_is_allowed_after_spent_budget() -> None:
     # after a stop
     again = Node(replace(VOTES, epsilon=1.5), audit)
     received = ReceivedQuery(0, "predict", "c0", "", {})
-    released = again.gate.release(received, "response", LOGITS, again.query, X)
+    released = release_now(again.gate, received, "response", LOGITS, again.query, X)
     assert torch.equal(released["logits"], first_releases[0]["logits"])
     assert again.spent() == node.spent()
 
@@ -303,7 +304,7 @@ def test_equal_noised_release_of_another_value_is_charged() -> None:
     finish = QueryDetails(postprocess=lambda response, sent: {"logits": torch.zeros(1)})
     same = replace(node.query, details=finish)
     for z in (one, close, one):
-        node.gate.release(received, "response", {"logits": z}, same, X)
+        release_now(node.gate, received, "response", {"logits": z}, same, X)
     assert list(node.spent().run_events.values()) == [2]
 
 
@@ -320,7 +321,7 @@ def test_equal_responses_have_different_hashes() -> None:
 
     def release_hash_of(number: int, part: str = "response") -> str:
         received = ReceivedQuery(number, node.query.name, f"c{number}", "", {})
-        node.gate.release(received, part, LOGITS, node.query, X)
+        release_now(node.gate, received, part, LOGITS, node.query, X)
         return str(node.gate.release_cost(number, part).release_hash)
 
     hashes = [
@@ -335,8 +336,8 @@ def test_equal_responses_have_different_hashes() -> None:
 
 def admitted(node: Node, number: int = 0, content_hash: str = "c0", history_hash: str = "") -> None:
     received = ReceivedQuery(number, "predict", content_hash, history_hash, {})
-    node.gate.admit(received, node.query, X)
-    node.gate.charge_training(received, node.query, X)
+    release = node.gate.admit(received, node.query, X)
+    node.gate.ledger.charge_training(release, X)
 
 
 def charged(node: Node) -> list[tuple[str, str, int, dict[str, int]]]:
@@ -350,7 +351,7 @@ def test_training_is_charged_at_admission() -> None:
     first, own = charged(node)
     assert first == ("training", "training", -1, {str(STEP): 20})
     assert own == ("predict", "training", 0, {str(STEP): 5, str(CRITIC): 1})
-    assert node.gate.audit.traffic_totals() == AuditLog().traffic_totals(), "nothing has left"
+    assert node.gate.ledger.audit.traffic_totals() == AuditLog().traffic_totals(), "nothing has left"
     for _ in range(3):  # whatever came of it
         admitted(node)
     assert len(charged(node)) == 2
@@ -398,7 +399,9 @@ def test_release_without_guarantee_is_counted_and_refused_under_budget() -> None
         with pytest.raises(QueryRefused, match="no guarantee for logit range"):
             strict.send(0, RANGE, MAX_LOGIT)
         with pytest.raises(QueryRefused, match="without any guarantee"):
-            strict.gate.release(ReceivedQuery(0, "max_logit", "c", "", {}), "response", MAX_LOGIT, RANGE, X)
+            release_now(
+                strict.gate, ReceivedQuery(0, "max_logit", "c", "", {}), "response", MAX_LOGIT, RANGE, X
+            )
         assert strict.spent() == Spending({}, {})
 
 

@@ -21,6 +21,7 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.secure_aggregation import (
     SUM_HISTORY_FILE,
@@ -258,7 +259,7 @@ def test_release_that_the_disk_refused_is_masked_once(party: Party, monkeypatch:
 
     monkeypatch.setattr(node.sums, "encode", record)
     with monkeypatch.context() as full:
-        full.setattr(node.gate, "_charge", lambda *given: (_ for _ in ()).throw(OSError(28, "full")))
+        full.setattr(node.gate.ledger, "charge", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
         with pytest.raises(OSError, match="full"):
             node.respond(0, 0.0, call)
     with pytest.raises(QueryMismatch):
@@ -320,8 +321,9 @@ def test_no_mask_serves_two_payloads(
     for what, number, value, call in steps:
         request = None if call is None else SumRequest(call, NAMES)
         if what == "restore":  # to a checkpoint before the first query
+            node.gate.ledger.restart()
             node.handler = RequestHandler(node.handler.group, node.side, Compute())
-            node.sums.forget_contributions()
+            node.sums.restart()
             node.sums.query_history_hash = ""
             continue
         try:
@@ -505,7 +507,9 @@ def test_weights_are_first_released_counts() -> None:
     count = Query(lambda node, **_: {}, releases={"n": LABEL_COUNTS}, sums={"n": "sum"}, name="count")
     for protects, expected in ((False, [0.0, 7.0]), (True, [1.0, 7.0])):
         gate = Gate("n0", PolicyConfig(), AuditLog(), "one")
-        gate.budgets = SimpleNamespace(mechanism=SimpleNamespace(protects=protects))  # type: ignore[assignment]
+        gate.ledger.budgets = SimpleNamespace(  # type: ignore[assignment]
+            mechanism=SimpleNamespace(protects=protects)
+        )
         encoder = SumEncoder(gate)
         encoder.record(count, {"n": torch.tensor([0.0, 7.0])})
         encoder.record(count, {"n": torch.tensor([3.0, 4.0])})
@@ -683,4 +687,4 @@ def test_a_kept_response_without_its_sum_is_refused(admitted: tuple[SumMasks, Su
     releases = MaskedReleases(masks, Gate("a", LOSSES, AuditLog()), NodeSide({}, setting=SETTING))
     kept: Any = SimpleNamespace(has_responded=lambda number: number == 3)
     with pytest.raises(QueryMismatch):
-        releases.respond(kept, "q", 3, {}, False, request)
+        releases.respond(kept, 3, ReceivedTensors("q", {}, {}), False, request)

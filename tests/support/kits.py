@@ -24,6 +24,7 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.secure_aggregation import (
     SUM_HISTORY_FILE,
@@ -160,9 +161,9 @@ class Deployed:
         self.handler = RequestHandler(NodeGroup([node]), self.side, Compute())
 
     def respond(self, number: int, x: float, call: SumRequest | None) -> torch.Tensor:
-        inputs = {"x": torch.full((1, 2), x)}
-        return self.sums.respond(self.handler, "predict", number, inputs, True, call)["z"]
+        inputs = ReceivedTensors.of_query(self.side.queries["predict"], {"x": torch.full((1, 2), x)})
+        return self.sums.respond(self.handler, number, inputs, True, call)["z"]
 
     def backward(self, number: int, gradient: float, call: SumRequest | None) -> torch.Tensor:
-        gradients = {"z": torch.full((1, 2), gradient)}
+        gradients = ReceivedTensors.of_gradients("predict", {"z": torch.full((1, 2), gradient)})
         return self.sums.backward(self.handler, number, gradients, call)["d/dx"]

@@ -15,7 +15,10 @@ from fedstill.methods import NodeSetting, NodeView, Tensors, payload_kinds
 from fedstill.methods.fediod import FedIOD
 from fedstill.models.module_utils import to_vector
 from fedstill.node import session as at
+from fedstill.node.audit_entries import ReceivedQuery
+from fedstill.node.gate import Gate
 from fedstill.node.node_service import NodeService
+from fedstill.node.release_ledger import TRAINED, Release
 from fedstill.privacy.config import NoPrivacy
 from fedstill.privacy.events import CostBreakdown, Event, PrivacyCost
 from fedstill.protocol.node_side import NodeSide
@@ -187,6 +190,18 @@ QUERY = Query(
     differentiable=("x",),
     name="predict_logits",
 )
+
+
+def release_now(
+    gate: Gate,
+    received: ReceivedQuery,
+    part: str,
+    tensors: Mapping[str, torch.Tensor],
+    query: Query,
+    sent: Mapping[str, torch.Tensor],
+) -> Mapping[str, torch.Tensor]:
+    """Release tensors that are computed already."""
+    return gate.release(Release(query, part, received, TRAINED), tensors, sent)
 
 
 class Journal:

@@ -113,7 +113,7 @@ class World:
 
     @property
     def audit(self) -> AuditLog:
-        return self.nodes[0].gate.audit
+        return self.nodes[0].gate.ledger.audit
 
     @property
     def federation(self) -> Any:
