@@ -19,7 +19,7 @@ from fedstill.compare.comparison import (
     released_kinds,
 )
 from fedstill.compare.method_forms import MethodForm, read_forms
-from fedstill.core.config_tables import option_types
+from fedstill.core.config_tables import option_types, parse_toml
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.methods.fedavg import FedAvg
 from fedstill.privacy.config import DPTrainingConfig
@@ -29,7 +29,6 @@ from fedstill.protocol.method import METHODS
 from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
 from fedstill.report.comparison_records import summarize
 from fedstill.runs import spec
-from fedstill.runs.presets import parse
 from fedstill.runs.spec import PaperMetric, RunSpec
 
 QUICK: Mapping[str, Any] = {
@@ -526,7 +525,7 @@ gamma = 0.5
 
 
 def test_expands_shared_and_varied_options() -> None:
-    table = expand_short_forms(parse(SHORT_FORMS))
+    table = expand_short_forms(parse_toml(SHORT_FORMS))
     assert table["methods"] == ["plain", "other", "tau-3", "tau-inf"]
     assert table["options"]["plain"] == {"name": "fedkd", "gamma": 1.0}
     assert table["options"]["other"] == {"name": "fedavg"}  # another method shares nothing
@@ -536,7 +535,7 @@ def test_expands_shared_and_varied_options() -> None:
 
 def test_published_table_names_source_and_skips_empty_cells() -> None:
     about = {"source": "FedKD, Table 2", "setting": "even"}
-    assert expand_short_forms(parse(SHORT_FORMS))["paper"] == [
+    assert expand_short_forms(parse_toml(SHORT_FORMS))["paper"] == [
         {"method": "plain", "metric": "accuracy", "value": 80.0, **about},
         {"method": "tau-3", "metric": "accuracy", "value": 81.0, "std": 0.5, **about},
         {"method": "tau-3", "metric": "local accuracy", "value": 70.0, **about},
@@ -544,7 +543,7 @@ def test_published_table_names_source_and_skips_empty_cells() -> None:
 
 
 def test_scale_overrides_file() -> None:
-    paper = at_scale(parse(SHORT_FORMS), "paper")
+    paper = at_scale(parse_toml(SHORT_FORMS), "paper")
     assert (paper["seeds"], paper["method"]) == (3, {"name": "fedkd", "gamma": 0.5})
     assert paper["base"] == {"data": {"name": "digits", "train_limit": 0}}
     assert list(paper["options"]) == ["plain"]  # the scale leaves the other method out
@@ -600,4 +599,4 @@ def test_rejects_unknown_forms(table: dict[str, Any], message: str) -> None:
 
 def test_rejects_unknown_scale() -> None:
     with pytest.raises(FedstillError, match="unknown scale 'papers': did you mean 'paper'"):
-        expand_short_forms(parse(SHORT_FORMS), "papers")
+        expand_short_forms(parse_toml(SHORT_FORMS), "papers")

@@ -17,7 +17,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, NodeFault, QueryR
 from fedstill.federation import secure_aggregation
 from fedstill.federation.transport import LinkError
 from fedstill.models.module_utils import to_vector
-from fedstill.node import node_view
+from fedstill.node import network_view
 from fedstill.node.node_service import NodeService
 from fedstill.node.run_folder import RunFolder
 from fedstill.protocol.method import SECURE_AGGREGATION_NOTE
@@ -388,7 +388,7 @@ def test_unsummed_query_keeps_exchange(tmp_path: Path) -> None:
 
 def test_failed_query_keeps_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One node learns from other weights, for a query whose answer then fails."""
-    failing, plain = [False], node_view.integer_mask
+    failing, plain = [False], network_view.integer_mask
 
     def integer_mask(module: torch.nn.Module) -> torch.Tensor:
         if failing[0]:
@@ -396,7 +396,7 @@ def test_failed_query_keeps_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise RuntimeError("half way")
         return plain(module)
 
-    monkeypatch.setattr(node_view, "integer_mask", integer_mask)
+    monkeypatch.setattr(network_view, "integer_mask", integer_mask)
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if node != "node-0" or header.get("query") != "train":

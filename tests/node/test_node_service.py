@@ -22,7 +22,7 @@ from PIL import UnidentifiedImageError
 from fedstill.core.errors import FedstillError, QueryRefused
 from fedstill.federation.transport import parse_reply
 from fedstill.models.module_utils import to_vector
-from fedstill.node import dp_training, local_training, run_folder
+from fedstill.node import dp_training, initial_training, run_folder
 from fedstill.node import session as at
 from fedstill.node.admission import SIZE_RULES, SizeFacts, require
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
@@ -64,7 +64,7 @@ class Ticking:
 
 def tick(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Ticking()
-    for module in (at, local_training, run_folder):
+    for module in (at, initial_training, run_folder):
         monkeypatch.setattr(module, "time", clock)
 
 
@@ -98,7 +98,7 @@ def test_status_reports_versions_and_refusals(tmp_path: Path) -> None:
 
 def test_training_progress_is_percent_only(tmp_path: Path, monkeypatch: Any) -> None:
     clinic = Clinic(tmp_path / "clinic")
-    monkeypatch.setattr(local_training, "STEPS_PER_CHUNK", 7)
+    monkeypatch.setattr(initial_training, "STEPS_PER_CHUNK", 7)
     tick(monkeypatch)
     clinic.say("join", plan=PLAN.to_dict())
     assert (
@@ -162,7 +162,7 @@ def test_compressed_formats_work_both_ways(tmp_path: Path) -> None:
 def test_local_training_resumes_from_saved_state(tmp_path: Path, monkeypatch: Any) -> None:
     whole = to_vector(Clinic(tmp_path / "whole").ready().session.node.model)
     clinic = Clinic(tmp_path / "clinic")
-    monkeypatch.setattr(local_training, "STEPS_PER_CHUNK", 6)
+    monkeypatch.setattr(initial_training, "STEPS_PER_CHUNK", 6)
     tick(monkeypatch)
     monkeypatch.setattr(at, "SECONDS_BETWEEN_SAVES", -1.0)
     clinic.say("join", plan=PLAN.to_dict())
@@ -811,7 +811,7 @@ def test_failed_training_is_not_continued(tmp_path: Path, monkeypatch: pytest.Mo
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(local_training, "train", fails)
+        patch.setattr(initial_training, "train", fails)
         assert clinic.say("train_locally", seconds=1)["rule"].startswith("max_memory")
     refused = clinic.say("train_locally", seconds=1)
     assert refused["kind"] == "NodeFault"
