@@ -49,7 +49,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.node_side import NodeSetting
 from fedstill.runs.build import split_data
-from fedstill.runs.spec import RunSpec
+from fedstill.runs.spec import RunSpec, require_no_features
 from fedstill.tasks import TaskConfig
 
 
@@ -120,6 +120,7 @@ def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[Plann
 
 def _planned_simulated_nodes(target: str, config: RunSpec) -> tuple[PlannedRun, list[PlannedNode]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
+    require_no_features(config, "in a plan")
     data = load(config.data, config.task)
     parts, public = split_data(config, data)
     notes = group_privacy_notes(parts, [config.nodes.privacy] * len(parts))

@@ -39,7 +39,7 @@ from fedstill.runs.build import check_method
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.results import write_results
 from fedstill.runs.run import COMMAND, add_tracker_failure_notes, machine_and_date, require_empty_folder
-from fedstill.runs.spec import RunSpec, to_dict, to_toml
+from fedstill.runs.spec import RunSpec, require_no_features, to_dict, to_toml
 from fedstill.track.trackers import TrackerGroup
 
 FILES = "files.json"  # in the run's folder: the files that it uses
@@ -71,6 +71,7 @@ def build_offline_queries(spec: RunSpec) -> Queries:
         raise ArgumentError(
             "link.secure_aggregation", True, "false for files: nodes that are asked by files cannot meet"
         )
+    require_no_features(spec, "with nodes that exchange files")
     check_no_validation(spec.data)
     data = load(spec.data, spec.task)
     _, public = load_public(spec.public, data, spec.task)

@@ -32,7 +32,7 @@ from fedstill.protocol.wire_format import WireConfig
 from fedstill.runs.base import Run
 from fedstill.runs.build import build_server_setting, check_networks, describe_run
 from fedstill.runs.results import collect_results
-from fedstill.runs.spec import RunSpec, to_dict
+from fedstill.runs.spec import RunSpec, require_no_features, to_dict
 
 LINK = (
     "messages",
@@ -82,6 +82,7 @@ class RemoteRun(Run):
     _initial_server: Server
 
     def __init__(self, spec: RunSpec, link: Link, name: str) -> None:
+        require_no_features(spec, "with remote nodes")
         self.spec = spec
         self.data = load(spec.data, spec.task, train_needed=False)
         _, public = load_public(spec.public, self.data, spec.task)

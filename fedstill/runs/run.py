@@ -28,10 +28,18 @@ from fedstill.core.version import __version__
 from fedstill.data.config import check_no_validation
 from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation, build_simulation
-from fedstill.runs.spec import RunSpec, fingerprint_options, load_toml, to_dict, to_toml
+from fedstill.runs.spec import (
+    RunSpec,
+    fingerprint_options,
+    load_toml,
+    require_no_features,
+    to_dict,
+    to_toml,
+)
 from fedstill.runs.trained_model_cache import TrainedModels
 from fedstill.track.trackers import TrackerGroup
 
+REMOTE = "with nodes outside of this process; engine.backend = local has features"
 COMMAND = "# Made by: "  # start of the first line of config.toml, before the command that repeats the run
 
 
@@ -106,9 +114,8 @@ def run_or_resume(
 
 
 def _require_engine(spec: RunSpec) -> None:
-    if spec.features and (spec.engine.backend != "local" or spec.engine.startup_kit):
-        expected = "none with nodes outside of this process (engine.backend = local)"
-        raise ArgumentError("features.backbone", spec.features.backbone, expected)
+    if spec.engine.backend != "local" or spec.engine.startup_kit:
+        require_no_features(spec, REMOTE)
     if spec.engine.backend != "local":
         from fedstill.federation.provision import require_flare
 

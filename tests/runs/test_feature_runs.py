@@ -16,6 +16,7 @@ from fedstill.data.loading import load
 from fedstill.models import MLP
 from fedstill.models.backbones import Backbone, BackboneWithHead
 from fedstill.runs import run
+from fedstill.runs.offline import build_offline_queries
 from fedstill.runs.spec import RunSpec
 from fedstill.student.evaluate import evaluate
 from tests.support.runs import FEDKD, SGD, config
@@ -139,6 +140,11 @@ def test_what_does_not_fit_is_refused_before_the_run(
         start(features_config(tmp_path, **changes), tmp_path / "run")
     assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_files_for_nodes_have_no_features(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="exchange files"):
+        build_offline_queries(features_config(tmp_path))
 
 
 def test_maps_have_no_features(tmp_path: Path) -> None:
