@@ -1,4 +1,4 @@
-"""Where doctests are looked for."""
+"""Option of golden files, and where doctests are looked for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from pathlib import Path
 
 import pytest
 from _pytest.doctest import DoctestModule
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that rewrites ``tests/golden``."""
+    parser.addoption(
+        "--update-golden", action="store_true", help="write tests/golden/*.txt instead of comparing"
+    )
 
 
 @pytest.hookimpl(wrapper=True)

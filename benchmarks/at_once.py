@@ -2,7 +2,7 @@
 
     python benchmarks/at_once.py
 
-``fedstill.node.local_training.inference_batch_size`` follows from this table: the outputs of layers for one
+``fedstill.models.inference.inference_batch_size`` follows from this table: the outputs of layers for one
 piece should stay in the processor's cache. One thread, processor seconds, the median of seven passes over
 1,000 images, in turns.
 """
@@ -17,7 +17,7 @@ import torch
 
 from fedstill import models
 from fedstill.core.compute import Compute, EngineConfig
-from fedstill.node.local_training import inference_batch_size
+from fedstill.models.inference import inference_batch_size
 
 IMAGES = 1000
 PASSES = 7

@@ -15,6 +15,7 @@ from statistics import mean
 import torch
 
 from fedstill.core.errors import FedstillError
+from fedstill.models.inference import predict
 from fedstill.node import local_training
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import load
@@ -41,7 +42,7 @@ def measure(preset: str, seed: int, smoothing: float, root: str) -> dict[str, fl
         local_training.train([node], task, local, experiment.compute)
     test = experiment.test
     responses = torch.stack(
-        [local_training.predict(node.model, test.inputs, experiment.compute) for node in experiment.nodes]
+        [predict(node.model, test.inputs, experiment.compute) for node in experiment.nodes]
     )  # (K, N, classes)
     weights = task.importance_weights(torch.stack([task.counts(node.data) for node in experiment.nodes]))
     outputs: dict[str, torch.Tensor] = {way: task.ensemble(responses, weights, way) for way in WAYS}

@@ -22,7 +22,7 @@ from step_time import PHASES, Timing
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.runs.simulation import should_stack
 from fedstill.tasks.classification import Classification
 

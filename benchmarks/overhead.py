@@ -34,8 +34,9 @@ from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.node_side import NodeSetting, NodeSide
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
-from fedstill.protocol.queries import NodeSetting, NodeSide, Query
+from fedstill.protocol.queries import Query
 from fedstill.tasks.classification import Classification
 
 CLASSES = 10

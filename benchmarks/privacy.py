@@ -40,7 +40,7 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.tasks.classification import Classification
 
 ROWS, CLASSES, RECORDS = 64, 10, 400

@@ -43,7 +43,7 @@ from fedstill.node.local_training import attach_optimizers, train
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, cosine_lr, set_lr
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.runs.simulation import group_nodes
 from fedstill.tasks import logit_formulas
 from fedstill.tasks.classification import Classification

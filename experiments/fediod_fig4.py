@@ -42,6 +42,7 @@ from fedstill.core.seeds import torch_generator
 from fedstill.data.images import LUMA
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
+from fedstill.models.inference import predict
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -124,7 +125,7 @@ def divided(
         std=given.std[:channels],
     )
     judge = trained("judge", TensorData(to_gray(given.public.inputs), given.public.labels), setting, epochs)
-    outputs = local_training.predict(judge, setting.test.inputs, Compute(setting.spec.engine))
+    outputs = predict(judge, setting.test.inputs, Compute(setting.spec.engine))
     accuracy = setting.task.compute_metrics(outputs, setting.test.targets)["accuracy"]
     models = (config.nodes.models[0], config.student.model)
     return Federation(setting, method, models, judge, accuracy)

@@ -15,7 +15,7 @@ from fedstill.compare.comparison import ONLY_SETTING, ComparisonRun, read_compar
 from fedstill.core.compute import Compute
 from fedstill.core.errors import RunFolderError
 from fedstill.models import build
-from fedstill.node import local_training
+from fedstill.models.inference import predict
 from fedstill.report.images import CODE_COLORS, MAPS_SUFFIX
 from fedstill.runs.simulation import build_simulation
 
@@ -40,7 +40,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
         last = max((key for key in tensors if key.isdecimal()), key=int)
         images, maps = tensors[last], tensors[f"{last}{MAPS_SUFFIX}"]
         inputs = (images.float() / 255 - mean) / std
-        predicted = local_training.predict(judge.eval(), inputs, Compute(given.engine)).argmax(1) > 0
+        predicted = predict(judge.eval(), inputs, Compute(given.engine)).argmax(1) > 0
         wanted = maps > 0
         dice = 200 * (predicted & wanted).sum() / (predicted.sum() + wanted.sum()).clamp_min(1)
         rows.append({"method": method, "metric": "maps found again, Dice", "value": float(dice)})

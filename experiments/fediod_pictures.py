@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from fedstill.compare.comparison import ComparisonRun, read_comparison_folder
 from fedstill.core.compute import Compute
 from fedstill.models import build
-from fedstill.node import local_training
+from fedstill.models.inference import predict
 from fedstill.report.images import OUTLINE_COLORS, outline_codes
 from fedstill.runs.build import Setting, input_shape
 from fedstill.runs.evaluation import choose_example_predictions
@@ -55,9 +55,7 @@ def predicted(setting: Setting, model: str, folder: Path) -> torch.Tensor:
     """What a run's central model gives on all test inputs."""
     student = build(model, input_shape(setting), setting.task.classes, setting.spec.seed, "student")
     student.load_state_dict(load_file(folder / "student.safetensors"))
-    return local_training.predict(
-        student.eval(), setting.task.observe(setting.test.inputs), Compute(setting.spec.engine)
-    )
+    return predict(student.eval(), setting.task.observe(setting.test.inputs), Compute(setting.spec.engine))
 
 
 def case_rows(

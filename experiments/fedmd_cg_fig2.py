@@ -25,6 +25,7 @@ from fedstill.methods.fedmd_cg import FedMDCG
 from fedstill.models import build
 from fedstill.models.extractor_head import split_model
 from fedstill.models.generators import append_one_hot
+from fedstill.models.inference import predict
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -33,7 +34,7 @@ from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.tasks.classification import Classification
 
 SHOWN = 600  # dots a panel
@@ -73,12 +74,10 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
     local_training.train([node], task, setting.local, compute)
 
     test = data.test
-    accuracy = task.compute_metrics(local_training.predict(model, test.inputs, compute), test.targets)[
-        "accuracy"
-    ]
+    accuracy = task.compute_metrics(predict(model, test.inputs, compute), test.targets)["accuracy"]
     order = torch.randperm(len(test), generator=torch_generator(seed, "shown"))[:SHOWN]
     labels = test.targets[order]
-    real = local_training.predict(model.extractor, test.inputs[order], compute)  # (N, p)
+    real = predict(model.extractor, test.inputs[order], compute)  # (N, p)
     mean, axes = pca(real, 2)
     panels = [Panel("teacher", (real - mean) @ axes, labels)]
     rows = [
@@ -96,10 +95,8 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
             local=replace(setting.local, lr=rate, lr_end=rate),
         )
         z = torch.randn(len(labels), method.generator.noise, generator=torch_generator(seed, "z"))
-        made = local_training.predict(
-            node.modules["generator"], append_one_hot(z, labels, task.classes), compute
-        )
-        known = task.compute_metrics(local_training.predict(model.head, made, compute), labels)["accuracy"]
+        made = predict(node.modules["generator"], append_one_hot(z, labels, task.classes), compute)
+        known = task.compute_metrics(predict(model.head, made, compute), labels)["accuracy"]
         panels.append(Panel(form, (made - mean) @ axes, labels))
         rows.append({"method": form, "metric": "known by the head, %", "value": known})
         rows.append({"method": form, "metric": "spread within a class", "value": within(made, labels)})

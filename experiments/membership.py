@@ -33,7 +33,7 @@ from fedstill.attacks.transcript import ReplayedRun, load_run
 from fedstill.compare.comparison import ComparisonRun, read_comparison_folder
 from fedstill.core.compute import Compute
 from fedstill.core.errors import FedstillError
-from fedstill.node.local_training import predict
+from fedstill.models.inference import predict
 from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
 from fedstill.runs.student_file import FILE, read
 

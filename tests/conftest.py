@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 from fedstill.cli import main as cli
+from tests.support.golden import Golden
 from tests.support.my_lab import Lab, install
 
 # The same examples in every run: a failure in continuous integration is a failure at the desk.
@@ -56,6 +57,12 @@ def command(
         return exit_info.value.code, captured.out, captured.err
 
     return call
+
+
+@pytest.fixture
+def golden(pytestconfig: pytest.Config) -> Golden:
+    """Compare a text with a file of ``tests/golden``."""
+    return Golden(pytestconfig.getoption("--update-golden"))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.text_format import format_count
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
-from fedstill.protocol.queries import NodeSetting, placeholder_public
+from fedstill.protocol.node_side import NodeSetting, placeholder_public
 from fedstill.tasks.classification import Classification
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"

@@ -13,7 +13,7 @@ import torch
 import fedstill
 from fedstill.data import DataSet
 from fedstill.data.public import PublicData
-from fedstill.federation.federation import Responses
+from fedstill.federation.responses import Responses
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.models import MLP
 from fedstill.protocol.method import QueryCall

@@ -15,7 +15,7 @@ from fedstill.attacks.transcript import ObservedRelease, ObservedSimulation, Rep
 from fedstill.core.options import check_fields
 from fedstill.core.registry import Registrable, Registry
 from fedstill.node.node import Node
-from fedstill.protocol.queries import NodeSide
+from fedstill.protocol.node_side import NodeSide
 from fedstill.runs.spec import RunSpec
 
 __all__ = [

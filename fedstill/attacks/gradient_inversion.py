@@ -36,8 +36,8 @@ from fedstill.core.text_format import format_count, format_seconds
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, split_model
 from fedstill.models.module_utils import deep_copy, load_vector
 from fedstill.protocol.local_config import Span
+from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS
-from fedstill.protocol.queries import NodeSide
 from fedstill.runs.build import SimulatedNode
 
 PART_OF_KIND: Mapping[str, ModelPart] = {

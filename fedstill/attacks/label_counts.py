@@ -16,7 +16,7 @@ import torch
 from fedstill.attacks.attack import Attack, AttackResult, Target
 from fedstill.attacks.attack_results import LeakageMetric, format_percent
 from fedstill.core.errors import MethodRefused
-from fedstill.protocol.queries import NodeSide
+from fedstill.protocol.node_side import NodeSide
 from fedstill.runs.simulation import Simulation
 
 ABSENT_BELOW = 0.5  # smaller counts report a class as absent

@@ -45,7 +45,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, fo
 from fedstill.core.options import NonNegativeInt
 from fedstill.core.seeds import derive, numpy_generator, torch_generator
 from fedstill.data import partitioners
-from fedstill.node import local_training
+from fedstill.models.inference import inference_batch_size, predict
 from fedstill.node.node import Node
 from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
 from fedstill.protocol.payload_kinds import INPUTS
@@ -425,7 +425,7 @@ def target_logits(experiment: ObservedSimulation, records: TensorData) -> torch.
     inputs = records.inputs.to(experiment.compute.device)
     if experiment.method.evaluated_model == "ensemble":
         experiment.allow_queries_after_end()
-        server, parts = experiment.server, torch.split(inputs, local_training.inference_batch_size(inputs))
+        server, parts = experiment.server, torch.split(inputs, inference_batch_size(inputs))
         query, name = _find_scores_query(experiment)
         queried = (server.query(query, **{name: part}) for part in parts)  # type: ignore[arg-type]
         responses = [server.ensemble_responses(tensors) for tensors in queried]
@@ -433,9 +433,7 @@ def target_logits(experiment: ObservedSimulation, records: TensorData) -> torch.
     student_logits = experiment.responses(inputs)
     if student_logits is not None:
         return student_logits.float().cpu()
-    node_logits = torch.stack(
-        [local_training.predict(node.model, inputs, experiment.compute) for node in experiment.nodes]
-    )
+    node_logits = torch.stack([predict(node.model, inputs, experiment.compute) for node in experiment.nodes])
     node_logits = node_logits.cpu()  # (K, N, classes)
     confidences = torch.stack(
         [logit_confidence(student_logits, records.targets) for student_logits in node_logits]
@@ -508,7 +506,7 @@ def _model_factory(replayed: ReplayedRun, spec: str) -> ModelFactory:
 
 
 def _predict(network: nn.Module, records: TensorData, compute: Compute) -> torch.Tensor:
-    return local_training.predict(network, records.inputs.to(compute.device), compute).cpu()
+    return predict(network, records.inputs.to(compute.device), compute).cpu()
 
 
 # --- report ----------------------------------------------------------------------------------------

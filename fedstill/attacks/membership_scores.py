@@ -41,12 +41,13 @@ from fedstill.core.cuda_graphs import uses_global_rng
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
+from fedstill.models.inference import predict
 from fedstill.node import local_training
+from fedstill.node.architectures import stacking_key
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import TrainStep
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup, stacking_key
+from fedstill.node.node_group import NodeGroup, TrainStep
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE, clopper_pearson_upper
 from fedstill.protocol.local_config import LocalConfig
@@ -368,7 +369,7 @@ def train_proxies(
         raise ArgumentError("responses", tuple(responses.shape), f"({len(inputs)}, classes)")
     compute = compute or Compute()
     queried = inputs.to(compute.device)
-    targets = [responses, *(local_training.predict(shadow, queried, compute).cpu() for shadow in shadows)]
+    targets = [responses, *(predict(shadow, queried, compute).cpu() for shadow in shadows)]
     pools = [TensorData(inputs, target.float()) for target in targets]
     all_records = torch.ones(len(targets), len(inputs), dtype=torch.bool)
 

@@ -26,10 +26,11 @@ from fedstill.data.loading import load
 from fedstill.methods.audit_method import AuditMethod
 from fedstill.models import build
 from fedstill.node import local_training
+from fedstill.node.architectures import group_by_architecture
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup, group_by_architecture
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import protect
 from fedstill.node.request_handler import RequestHandler
@@ -38,7 +39,7 @@ from fedstill.privacy.events import PrivacyCost, cost_from_dict
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig, partition_records
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks.classification import Classification
 

@@ -37,7 +37,7 @@ from fedstill.privacy.budget import (
 )
 from fedstill.privacy.events import cost_from_dict, total_cost
 from fedstill.privacy.statement import make_statement
-from fedstill.protocol.queries import NodeSide
+from fedstill.protocol.node_side import NodeSide
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -181,7 +181,7 @@ def _judge_method(
     from fedstill.models import carries_gradient
     from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
     from fedstill.protocol.method import build_node_side
-    from fedstill.protocol.queries import NodeSetting, placeholder_public
+    from fedstill.protocol.node_side import NodeSetting, placeholder_public
 
     # Of the task that is named where the data do not say their spec.
     named = asking.config.task if asking else CLASSIFICATION

@@ -155,7 +155,7 @@ def _build_mechanism(
 ) -> PrivacyMechanism:
     """The mechanism that the node would have in the run."""
     from fedstill.core.compute import Compute
-    from fedstill.protocol.queries import NodeSetting
+    from fedstill.protocol.node_side import NodeSetting
 
     setting = NodeSetting(run.spec.make_task(), local, Compute(), run.public)
     side = build_node_side(method, setting)

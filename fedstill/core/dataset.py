@@ -356,3 +356,18 @@ def normalize(pixels: Column, mean: tuple[float, ...], std: tuple[float, ...]) -
 
 def _describe_tensor(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+
+
+def shuffled_batches(count: int, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """Return one shuffled pass over ``count`` rows, in batches of nearly equal size up to ``batch``.
+
+    Batch norm cannot train on one row: if ``batch`` is 2 and ``count`` odd, one batch has 3.
+
+    >>> sorted(len(rows) for rows in shuffled_batches(10, 4, torch.Generator()))
+    [3, 3, 4]
+    >>> sorted(len(rows) for rows in shuffled_batches(5, 2, torch.Generator()))
+    [2, 3]
+    """
+    order = torch.randperm(count, generator=generator)
+    pieces = -(-count // batch)
+    return torch.tensor_split(order, min(pieces, max(count // 2, 1)) if batch > 1 else pieces)

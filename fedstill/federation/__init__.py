@@ -1,8 +1,9 @@
 """Communication between server and nodes, with one module per way to reach nodes.
 
-``federation`` is the base class: queries with gradients (``autograd``), and what happens to nodes that fail.
-``response_checks`` validates what nodes send, ``secure_aggregation`` wraps a federation and adds responses
-up, and ``link_config`` has the options. Nodes are reached
+``federation`` is the base class: it sends a query and returns ``responses``, also with gradients
+(``autograd``). ``response_checks`` validates what nodes send, and ``exclusions`` are the nodes that fail.
+``secure_aggregation`` wraps a federation and adds responses up, and ``link_config`` has the options. Nodes
+are reached
 
 - in this process: ``inprocess``,
 - by messages: ``remote``, over any link of ``transport``,

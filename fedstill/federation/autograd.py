@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+
+from fedstill.protocol.queries import Query
+from fedstill.protocol.wire_format import Tensors
+
+
+class ResponseSource(Protocol):
+    """Source of valid responses to queries, and of the gradients of their inputs."""
+
+    queries: Mapping[str, Query]
+
+    def valid_responses(
+        self, queried: tuple[str, ...], query: str, number: int, tensors: Tensors, differentiable: bool
+    ) -> Mapping[str, Tensors]:
+        """Send one query and return the valid responses by name."""
+
+    def valid_gradients(
+        self, number: int, query: str, output_gradients: Mapping[str, Tensors], inputs: Tensors
+    ) -> Mapping[str, Tensors]:
+        """Return the valid input gradients by name, for gradients of the loss with respect to responses."""
 
 
 @dataclass
@@ -14,8 +33,7 @@ class DifferentiableQueryState:
     """State of a differentiable query between forward and backward.
 
     Args:
-        source: where responses and gradients come from, a
-            :class:`~fedstill.federation.federation.ResponseSource`.
+        source: where responses and gradients come from.
         queried_nodes: names of the nodes that get the query.
         query: its name.
         number: its number.
@@ -24,7 +42,7 @@ class DifferentiableQueryState:
         output_names: names of the outputs, in order.
     """
 
-    source: Any
+    source: ResponseSource
     queried_nodes: tuple[str, ...]
     query: str
     number: int

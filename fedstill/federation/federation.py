@@ -10,20 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from fedstill.core.errors import (
-    ArgumentError,
-    DataError,
-    NodeFault,
-    QueryRefused,
-    combine_refusals,
-)
-from fedstill.core.text_format import brief_repr, to_printable_line
-from fedstill.federation.autograd import DifferentiableQueryState, FederatedQuery
+from fedstill.core.errors import ArgumentError, DataError, NodeFault
+from fedstill.federation.autograd import DifferentiableQueryState, FederatedQuery, ResponseSource
+from fedstill.federation.exclusions import ExcludedNode, Exclusions
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.response_checks import (
     find_faults,
@@ -34,66 +28,10 @@ from fedstill.federation.response_checks import (
     require_finite_gradients,
     require_finite_inputs,
 )
+from fedstill.federation.responses import Responses
 from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS
 from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors, decompress, json_from_tensor, json_to_tensor
-
-
-@dataclass(frozen=True)
-class Responses:
-    """Responses of K nodes to one query: ``responses["logits"]`` is ``(K, B, ...)``, in the order of
-    ``nodes``.
-
-    Args:
-        number: number of the query.
-        nodes: names of the nodes that responded.
-        tensors: stacked outputs by name.
-        unstacked: outputs by name that are not stacked, one entry per node: ragged tensors and JSON values.
-    """
-
-    number: int
-    nodes: tuple[str, ...]
-    tensors: Tensors
-    unstacked: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-
-    __repr__ = brief_repr
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        """Return one stacked output of all nodes that responded, ``(K, B, ...)``.
-
-        Raises:
-            ArgumentError: the query has no such output, or its shape differs by node.
-        """
-        if name not in self.tensors:
-            known = f"one of {', '.join(self.tensors) or 'none'}"
-            by_node = f"an output that is stacked; responses.by_node({name!r}) returns it by node"
-            raise ArgumentError("response", name, by_node if name in self.unstacked else known)
-        return self.tensors[name]
-
-    def by_node(self, name: str) -> dict[str, Any]:
-        """Return one output by node name: ``(B, ...)`` tensors, or JSON values.
-
-        Raises:
-            ArgumentError: the query has no such output.
-        """
-        values = self.unstacked[name] if name in self.unstacked else self[name]
-        return dict(zip(self.nodes, values, strict=True))
-
-
-@dataclass(frozen=True)
-class ExcludedNode:
-    """A node that a run continues without.
-
-    Args:
-        since_query: number of the first query that it does not take part in.
-        reason: error message.
-        may_rejoin: whether it may rejoin. A node that was unreachable may; one that sent invalid data may
-            not.
-    """
-
-    since_query: int
-    reason: str
-    may_rejoin: bool
 
 
 @dataclass(frozen=True)
@@ -114,22 +52,6 @@ class SentQuery:
     tensors: Tensors
     differentiable: bool
     encoding: Any = None
-
-
-class ResponseSource(Protocol):
-    """Source of valid responses to queries, and of the gradients of their inputs."""
-
-    queries: Mapping[str, Query]
-
-    def valid_responses(
-        self, queried: tuple[str, ...], query: str, number: int, tensors: Tensors, differentiable: bool
-    ) -> Mapping[str, Tensors]:
-        """Send one query and return the valid responses by name."""
-
-    def valid_gradients(
-        self, number: int, query: str, output_gradients: Mapping[str, Tensors], inputs: Tensors
-    ) -> Mapping[str, Tensors]:
-        """Return the valid input gradients by name, for gradients of the loss with respect to responses."""
 
 
 def send_query(
@@ -185,8 +107,7 @@ class Federation(ABC):
     Attributes:
         outputs: shape of the logits of one input, if the engine knows it.
         number: number of the next query. Saved in checkpoints.
-        excluded: nodes that the run continues without, by name. Saved in checkpoints.
-        events: exclusions and returns of nodes, for the report.
+        exclusions: nodes that the run continues without. Saved in checkpoints.
     """
 
     def __init__(
@@ -196,23 +117,9 @@ class Federation(ABC):
         self.link = link or LinkConfig()
         self.outputs: tuple[int, ...] | None = None
         self.number = 0
-        self.excluded: dict[str, ExcludedNode] = {}
-        self.events: list[dict[str, Any]] = []
+        self.exclusions = Exclusions(self.nodes)
 
-    @property
-    def present(self) -> tuple[str, ...]:
-        """Names of the nodes that take part, without excluded ones."""
-        return tuple(name for name in self.nodes if name not in self.excluded)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Names under which responses arrive: the nodes, including excluded ones, which may return."""
-        return self.nodes
-
-    @property
-    def present_sources(self) -> tuple[str, ...]:
-        """Names under which responses to the next query arrive."""
-        return self.present
+    # --- a query --------------------------------------------------------------------------------------------
 
     def query(
         self, query: str, *, nodes: Sequence[str] | None = None, number: int | None = None, **inputs: Any
@@ -251,78 +158,6 @@ class Federation(ABC):
         self.number = max(self.number, number + 1)
         return queried, number
 
-    def expect_outputs(self, shape: tuple[int, ...]) -> None:
-        """Set the shape of the logits of one input, by which responses are checked."""
-        self.outputs = shape
-
-    def restart_numbers(self) -> None:
-        """Number the next query 0, to repeat all queries."""
-        self.number = 0
-
-    def as_responses(self, nodes: Sequence[str], outputs: Tensors) -> Responses:
-        """Return outputs ``(K, ...)`` of some nodes as the server would receive them; nothing is sent."""
-        return Responses(-1, tuple(nodes), outputs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the part of the run's checkpoint that belongs to the federation."""
-        excluded = {
-            node: [each.since_query, each.reason, each.may_rejoin] for node, each in self.excluded.items()
-        }
-        return {"number": self.number, "excluded": excluded, "events": self.events}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state returned by :meth:`state_dict`."""
-        self.number, self.events = state["number"], list(state["events"])
-        self.excluded = {node: ExcludedNode(*values) for node, values in state["excluded"].items()}
-
-    def exclude(
-        self, node: str, query: str, reason: str, *, may_rejoin: bool, since_query: int | None = None
-    ) -> None:
-        """Exclude a node that failed at a query.
-
-        Args:
-            may_rejoin: whether it may take part again once it can be reached.
-            since_query: number of the first query without it; None is the next one.
-
-        Raises:
-            NodeFault: too few nodes remain.
-        """
-        left, reason = len(self.present) - (node not in self.excluded), to_printable_line(reason)
-        since_query = self.number if since_query is None else since_query
-        self.events.append({"node": node, "number": since_query, "event": "excluded", "reason": reason})
-        self.excluded[node] = ExcludedNode(since_query, reason, may_rejoin)
-        needed = self.link.min_nodes(len(self.nodes))
-        if left < needed:
-            raise NodeFault(
-                node,
-                query,
-                f"{reason}; {left} of {len(self.nodes)} nodes are left, link.quorum wants {needed}",
-            )
-
-    def exclude_refusing_nodes(self, query_names: Sequence[str]) -> None:
-        """Check before training that nodes allow these queries; exclude nodes that do not, if a quorum
-        remains.
-
-        Raises:
-            QueryRefused: too few nodes allow them. Names all of these nodes, with queries and rules.
-        """
-        refusals = [
-            QueryRefused(node, name, rule)
-            for name in query_names
-            for node, rule in self.objections(self.queries[name]).items()
-        ]
-        total = sum(self.queries[name].times for name in query_names)
-        for node, limit in self.query_limits().items():
-            if total > limit and all(node != refusal.node for refusal in refusals):
-                rule = f"max_queries: {limit}, and the run asks {total}"
-                refusals.append(QueryRefused(node, ", ".join(query_names), rule))
-        unwilling = {refusal.node: refusal for refusal in reversed(refusals)}  # by its first rule
-        needed = self.link.min_nodes(len(self.nodes))
-        if refusals and (needed == len(self.nodes) or len(self.present) - len(unwilling) < needed):
-            raise combine_refusals(refusals)
-        for node, refusal in unwilling.items():
-            self.exclude(node, refusal.query, f"refused: {refusal.rule}", may_rejoin=False)
-
     def _select_nodes(self, names: Sequence[str] | None) -> tuple[str, ...]:
         if names is None:
             return self.nodes
@@ -355,6 +190,21 @@ class Federation(ABC):
             raise NodeFault(", ".join(queried), query, "none of the queried nodes is left")
         return responses
 
+    def _to_float32(
+        self, received: Mapping[str, Tensors], query: str, since_query: int | None
+    ) -> dict[str, Tensors]:
+        """Convert tensors from nodes to float32; exclude nodes whose tensors cannot be converted."""
+        converted: dict[str, Tensors] = {}
+        for node, tensors in received.items():
+            try:
+                dtype_fault = invalid_dtype_fault(tensors)
+                if dtype_fault is not None:
+                    raise DataError(dtype_fault)
+                converted[node] = decompress(tensors)
+            except DataError as fault:
+                self.exclude(node, query, str(fault), may_rejoin=False, since_query=since_query)
+        return converted
+
     def valid_gradients(
         self, number: int, query: str, output_gradients: Mapping[str, Tensors], inputs: Tensors
     ) -> Mapping[str, Tensors]:
@@ -386,20 +236,51 @@ class Federation(ABC):
             self.exclude(node, query, fault, may_rejoin=False)
             del gradients[node]
 
-    def _to_float32(
-        self, received: Mapping[str, Tensors], query: str, since_query: int | None
-    ) -> dict[str, Tensors]:
-        """Convert tensors from nodes to float32; exclude nodes whose tensors cannot be converted."""
-        converted: dict[str, Tensors] = {}
-        for node, tensors in received.items():
-            try:
-                dtype_fault = invalid_dtype_fault(tensors)
-                if dtype_fault is not None:
-                    raise DataError(dtype_fault)
-                converted[node] = decompress(tensors)
-            except DataError as fault:
-                self.exclude(node, query, str(fault), may_rejoin=False, since_query=since_query)
-        return converted
+    # --- nodes that take part -------------------------------------------------------------------------------
+
+    @property
+    def excluded(self) -> dict[str, ExcludedNode]:
+        """Nodes that the run continues without, by name."""
+        return self.exclusions.excluded
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Names of the nodes that take part, without excluded ones."""
+        return self.exclusions.present
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names under which responses arrive: the nodes, including excluded ones, which may return."""
+        return self.nodes
+
+    @property
+    def present_sources(self) -> tuple[str, ...]:
+        """Names under which responses to the next query arrive."""
+        return self.present
+
+    def exclude(
+        self, node: str, query: str, reason: str, *, may_rejoin: bool, since_query: int | None = None
+    ) -> None:
+        """Exclude a node that failed at a query; see :meth:`Exclusions.exclude`.
+
+        Args:
+            since_query: number of the first query without it; None is the next one.
+        """
+        since = self.number if since_query is None else since_query
+        min_nodes = self.link.min_nodes(len(self.nodes))
+        self.exclusions.exclude(node, query, reason, since, min_nodes, may_rejoin=may_rejoin)
+
+    def exclude_refusing_nodes(self, query_names: Sequence[str]) -> None:
+        """Check before training that nodes allow these queries; exclude nodes that do not, if a quorum
+        remains.
+
+        Raises:
+            QueryRefused: too few nodes allow them. Names all of these nodes, with queries and rules.
+        """
+        queries = [self.queries[name] for name in query_names]
+        objections = {query.name: self.objections(query) for query in queries}
+        limits, min_nodes = self.query_limits(), self.link.min_nodes(len(self.nodes))
+        self.exclusions.exclude_refusing(queries, objections, limits, self.number, min_nodes)
 
     def objections(self, query: Query) -> Mapping[str, str]:
         """Return the policy rule by which each unwilling node would refuse a query, by the node's name."""
@@ -411,9 +292,30 @@ class Federation(ABC):
         limits = {node: self._query_limit(node) for node in self.present}
         return {node: limit for node, limit in limits.items() if limit is not None}
 
-    def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """Move tensors to the server's device."""
-        return dict(tensors)
+    # --- state and evaluation -------------------------------------------------------------------------------
+
+    def expect_outputs(self, shape: tuple[int, ...]) -> None:
+        """Set the shape of the logits of one input, by which responses are checked."""
+        self.outputs = shape
+
+    def restart_numbers(self) -> None:
+        """Number the next query 0, to repeat all queries."""
+        self.number = 0
+
+    def as_responses(self, nodes: Sequence[str], outputs: Tensors) -> Responses:
+        """Return outputs ``(K, ...)`` of some nodes as the server would receive them; nothing is sent."""
+        return Responses(-1, tuple(nodes), outputs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the part of the server's checkpoint that belongs to the federation."""
+        return {"number": self.number, **self.exclusions.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state returned by :meth:`state_dict`."""
+        self.number = state["number"]
+        self.exclusions.load_state_dict(state)
+
+    # --- implemented by engines -----------------------------------------------------------------------------
 
     @abstractmethod
     def collect_responses(self, queried: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
@@ -432,6 +334,10 @@ class Federation(ABC):
             output_gradients: by node, gradients of the loss with respect to its outputs.
             encoding: as in :class:`SentQuery`.
         """
+
+    def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """Move tensors to the server's device."""
+        return dict(tensors)
 
     @abstractmethod
     def _refusal_rule(self, node: str, query: Query) -> str | None:

@@ -16,7 +16,8 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.request_handler import MAX_EXCHANGES, RequestHandler
 from fedstill.protocol.digests import digest
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.node_side import NodeSide
+from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors
 
 

@@ -50,7 +50,8 @@ from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.messages import AnswerQuery, ComputeGradients, IdentifyNode, JoinRun, read_message
 from fedstill.protocol.method import QueryCall, build_node_side
-from fedstill.protocol.queries import NodeSetting, Query
+from fedstill.protocol.node_side import NodeSetting
+from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import RunPlan, public_tensors, read_public
 from fedstill.protocol.wire_format import MAX_HEADER, Tensors, bytes_by_kind, pack, unpack
 

@@ -323,7 +323,9 @@ class Remote(Federation):
                 self._probes[node] = self._pool.submit(self._rejoin, node)
 
     def _log_return(self, node: str) -> None:
-        self.events.append({"node": node, "number": self.number, "event": "rejoined", "reason": ""})
+        self.exclusions.events.append(
+            {"node": node, "number": self.number, "event": "rejoined", "reason": ""}
+        )
 
     def _rejoin(self, node: str) -> NodeStatus:
         """Have a node that was unreachable join again and return its status.

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import ArgumentError, DataError, NodeFault, QueryMismatch
-from fedstill.federation.federation import Federation, Responses, SentQuery, send_query
+from fedstill.federation.federation import Federation, SentQuery, send_query
 from fedstill.federation.remote import Remote
 from fedstill.federation.response_checks import (
     mismatched_gradient_faults,
     require_finite_gradients,
     require_finite_inputs,
 )
+from fedstill.federation.responses import Responses
 from fedstill.federation.transport import parse_reply
 from fedstill.node.node import Node
 from fedstill.node.replies import AgreementCodes

@@ -12,24 +12,21 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.data.public import PublicData
-from fedstill.federation.federation import Responses
-from fedstill.methods._label_histogram import (
-    LabelHistogram,
-    LabelHistogramState,
-    Tensors,
-    count_labels_query,
-    count_samples_query,
-)
-from fedstill.methods._server import Server, adam, descend
-from fedstill.node.local_training import predict
+from fedstill.federation.responses import Responses
+from fedstill.methods._data_sizes import Tensors, count_samples_query, fetch_sizes
+from fedstill.methods._label_histogram import LabelHistogram, LabelHistogramState, count_labels_query
+from fedstill.methods._optimizers import adam, descend
+from fedstill.methods._server import Server
+from fedstill.models.inference import predict
 from fedstill.node.node import Node
 from fedstill.node.node_view import NodeView
 from fedstill.protocol import payload_kinds
 from fedstill.protocol.local_config import Span, SpanOfRound, cosine_lr, set_lr
 from fedstill.protocol.method import Method, QueryCall
 from fedstill.protocol.needs import Needs
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import PayloadKind
-from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
+from fedstill.protocol.queries import Query, QueryDetails
 
 __all__ = [
     "ArgumentError",
@@ -57,6 +54,7 @@ __all__ = [
     "count_labels_query",
     "count_samples_query",
     "descend",
+    "fetch_sizes",
     "payload_kinds",
     "predict",
     "seeded",

@@ -28,7 +28,7 @@ from fedstill.models import example_inputs
 from fedstill.models.extractor_head import count_features, split_model
 from fedstill.models.generators import FeatureGenerator, append_one_hot
 from fedstill.models.module_utils import deep_copy, load_vector
-from fedstill.node.node_group import StackedModules
+from fedstill.node.stacked_modules import StackedModules
 from fedstill.tasks import Task
 
 Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # student, teacher (..., C) to (...)

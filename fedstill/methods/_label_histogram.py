@@ -1,4 +1,4 @@
-"""Queries for the nodes' data sizes, by class or in all, and the server's record of them."""
+"""Query for the nodes' numbers of examples by class, and the server's record of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 from fedstill.core.text_format import brief_repr
 from fedstill.federation.secure_aggregation import AnyFederation
+from fedstill.methods._data_sizes import Tensors, count_samples
 from fedstill.node.node_view import NodeView
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import DATA_SIZES, LABEL_COUNTS
-from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
+from fedstill.protocol.queries import Query, QueryDetails
 from fedstill.tasks import Task
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 def _is_multi_label(setting: NodeSetting) -> bool:
@@ -33,11 +33,6 @@ def _add_sizes(response: Tensors, sent: Tensors) -> Tensors:
     return {"counts": counts, "sizes": sizes}
 
 
-def count_samples(node: NodeView) -> Tensors:
-    """Return n_k, the node's number of examples, as ``sizes`` ()."""
-    return {"sizes": torch.tensor(float(len(node.data)), device=node.device)}
-
-
 def count_labels(node: NodeView) -> Tensors:
     """Return the node's number of examples of each class, as ``counts`` (C,)."""
     return {"counts": node.task.counts(node.data)}
@@ -46,17 +41,6 @@ def count_labels(node: NodeView) -> Tensors:
 def count_labels_and_sizes(node: NodeView) -> Tensors:
     """Return ``counts`` (C,), and ``sizes`` (), which they do not give."""
     return {**count_labels(node), **count_samples(node)}
-
-
-def count_samples_query() -> Query:
-    """Return the query for each node's number of examples n_k."""
-    return Query(
-        count_samples,
-        releases={"sizes": DATA_SIZES},
-        times=1,
-        depends_on_records=("sizes",),
-        sums={"sizes": "sum"},
-    )
 
 
 def count_labels_query(setting: NodeSetting) -> Query:
@@ -79,8 +63,6 @@ def count_labels_query(setting: NodeSetting) -> Query:
 @dataclass(eq=False)
 class LabelHistogram:
     """Nodes' numbers of examples, by class ``(K, C)`` and in all ``(K,)``; empty until nodes are queried.
-
-    For nodes that release sizes only, C is 0.
 
     Args:
         equal: count one example of each class at each node, without a query, so that all have equal weights.
@@ -115,12 +97,8 @@ class LabelHistogram:
             even = self.uniform(names, server.task.classes, server.device)
             self.names, self.counts, self.sizes = even.names, even.counts, even.sizes
         if not self.names:
-            by_class = "count_labels" in server.federation.queries
-            responses = server.query("count_labels" if by_class else "count_samples")
-            self.names, self.sizes = responses.nodes, responses["sizes"]
-            self.counts = (
-                responses["counts"] if by_class else responses["sizes"].new_zeros(len(responses.nodes), 0)
-            )
+            responses = server.query("count_labels")
+            self.names, self.counts, self.sizes = responses.nodes, responses["counts"], responses["sizes"]
 
     def present_nodes(self, federation: AnyFederation) -> list[str]:
         """Return the known nodes that are not excluded. A node that joins later is unknown and not
@@ -150,6 +128,6 @@ class LabelHistogram:
 
 @dataclass
 class LabelHistogramState:
-    """Server state of methods that need no more than the nodes' data sizes."""
+    """Server state of methods that need no more than the nodes' label counts."""
 
-    histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first turn
+    histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first step

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import Compute
+from fedstill.core.dataset import shuffled_batches
 from fedstill.core.options import CheckedOptions, NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.methods import (
     ArgumentError,
@@ -26,7 +27,7 @@ from fedstill.methods import (
     set_lr,
     torch_generator,
 )
-from fedstill.node.local_training import make_optimizer, shuffled_batches
+from fedstill.node.local_training import make_optimizer
 from fedstill.protocol.local_config import LocalConfig
 
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # student, target (B, C, ...) to (B,)

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.core.checkpoint import check_state
-from fedstill.core.compute import Compute, match_parameter_layout
+from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, DataError, NodeFault
 from fedstill.core.registry import check_registered_names
 from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.data.public import PublicData
-from fedstill.federation.federation import Responses
+from fedstill.federation.responses import Responses
 from fedstill.federation.secure_aggregation import AnyFederation
 from fedstill.methods._label_histogram import LabelHistogram
+from fedstill.methods._saved_state import check_state_can_be_saved, restore, to_saved_form
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.tensor_forms import sent_query_fault
@@ -73,7 +73,7 @@ class Server:
         self.federation.expect_outputs(self.task.output_shape(self.shape))
         self.federation.exclude_refusing_nodes(tuple(self.federation.queries))
         self.state = self.method.init_state(self)
-        _check_state(self.name, self.state)
+        check_state_can_be_saved(self.name, self.state)
 
     @property
     def device(self) -> torch.device:
@@ -174,7 +174,7 @@ class Server:
             "completed_steps": self.completed_steps,
             "federation": self.federation.state_dict(),
             "student": dict(self.student.state_dict()),
-            "method": {name: _to_saved_form(value) for name, value in vars(self.state).items()},
+            "method": {name: to_saved_form(value) for name, value in vars(self.state).items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -183,79 +183,4 @@ class Server:
         self.federation.load_state_dict(state["federation"])
         self.student.load_state_dict(state["student"])
         for name, value in state["method"].items():
-            setattr(self.state, name, _restore(getattr(self.state, name), value, self.device))
-
-
-def adam(module: nn.Module, lr: float, beta: float = 0.9) -> torch.optim.Optimizer:
-    """Return Adam for the trained parameters of a network; ``beta`` is its momentum.
-
-    Raises:
-        ArgumentError: all parameters are frozen.
-
-    >>> adam(nn.Linear(2, 1), lr=1e-3).defaults["betas"]
-    (0.9, 0.999)
-    """
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not trained:
-        raise ArgumentError("network of adam", type(module).__name__, "a network with trainable parameters")
-    return torch.optim.Adam(trained, lr, betas=(beta, 0.999), fused=True)
-
-
-def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    """Take one optimizer step on a loss.
-
-    Raises:
-        ArgumentError: the loss depends on no parameter, so that there is no gradient.
-    """
-    if not loss.requires_grad:
-        expected = (
-            "a loss that depends on a trainable parameter; nodes' responses depend on an input only if their "
-            "query is differentiable in it"
-        )
-        raise ArgumentError("loss of descend", "a tensor without gradient", expected)
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-
-
-def _check_state(name: str, state: Any) -> None:
-    """Check that a state can be saved."""
-    if not hasattr(state, "__dict__"):
-        expected = "an object with attributes, such as a dataclass without slots"
-        raise ArgumentError(f"state of method {name}", type(state).__name__, expected)
-    for key, value in vars(state).items():
-        try:
-            check_state(_to_saved_form(value))
-        except TypeError as error:
-            expected = (
-                "tensors, numbers, texts, lists and mappings of these, networks, optimizers, or an object "
-                f"with state_dict() and load_state_dict(); {error}"
-            )
-            raise ArgumentError(f"state.{key} of method {name}", type(value).__name__, expected) from error
-
-
-def _to_saved_form(value: Any) -> Any:
-    """Return the saved form of one attribute of the state."""
-    if isinstance(value, nn.Module | torch.optim.Optimizer):
-        return dict(value.state_dict())
-    if isinstance(value, Mapping):
-        return {name: _to_saved_form(part) for name, part in value.items()}
-    return value.state_dict() if hasattr(value, "state_dict") else value
-
-
-def _restore(current: Any, saved: Any, device: torch.device) -> Any:
-    """Return the attribute in its saved state; :meth:`Method.init_state` made ``current``."""
-    if isinstance(current, nn.Module | torch.optim.Optimizer):
-        current.load_state_dict(saved)
-        if isinstance(current, torch.optim.Optimizer):
-            match_parameter_layout(current)
-        return current
-    if hasattr(current, "load_state_dict"):
-        current.load_state_dict(saved, device)
-        return current
-    if isinstance(saved, Mapping):
-        here = current if isinstance(current, Mapping) else {}
-        return {name: _restore(here.get(name), part, device) for name, part in saved.items()}
-    if isinstance(saved, list | tuple):
-        return type(saved)(_restore(None, part, device) for part in saved)
-    return saved.to(device) if isinstance(saved, torch.Tensor) else saved
+            setattr(self.state, name, restore(getattr(self.state, name), value, self.device))

@@ -20,7 +20,6 @@ from annotated_types import Interval
 from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveInt
 from fedstill.data.augmentation import augment_examples, sample_augmentation
 from fedstill.methods import (
-    LabelHistogram,
     Method,
     Needs,
     Node,
@@ -35,6 +34,7 @@ from fedstill.methods import (
     cosine_lr,
     count_samples_query,
     descend,
+    fetch_sizes,
     set_lr,
     torch_generator,
 )
@@ -72,7 +72,7 @@ class AsynDGANState:
 
     generator: GeneratorTraining  # G, with the source of label maps x
     s_adam: torch.optim.Optimizer  # the task network's
-    histogram: LabelHistogram = field(default_factory=LabelHistogram)  # examples by node
+    sizes: dict[str, float] = field(default_factory=dict)  # examples by node; empty before the first step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ class AsynDGAN(Method):
         return AsynDGANState(GeneratorTraining(self.generator, server), s_adam)
 
     def step(self, server: Server, state: AsynDGANState, t: int) -> Mapping[str, float]:
-        state.histogram.fetch(server)
+        state.sizes = state.sizes or fetch_sizes(server)
         state.generator.source.fetch(server)
         if t < self.steps:
             return self.generate(server, state, t)
@@ -177,7 +177,7 @@ class AsynDGAN(Method):
                 if "difference" in responses.tensors:
                     differences.append(responses["difference"].mean(1))
             each = torch.cat(gan)  # (K,)
-            sizes = state.histogram.select(names).sizes
+            sizes = torch.tensor([state.sizes[name] for name in names], device=server.device)
             pi = sizes / sizes.sum()
             losses = {"gan": pi @ each}
             if differences:
@@ -191,8 +191,8 @@ class AsynDGAN(Method):
         present = server.federation.present
         known = [
             name
-            for name in state.histogram.present_nodes(server.federation)
-            if state.generator.source.has_maps_of(name)
+            for name in server.federation.present_sources
+            if name in state.sizes and state.generator.source.has_maps_of(name)
         ]
         if not known:
             raise NodeFault(", ".join(present), "score_with_critic", "no node has sent its size and maps")

@@ -32,7 +32,8 @@ from fedstill.methods import (
     torch_generator,
 )
 from fedstill.methods._input_generators import GeneratorTraining, LabelGenerator
-from fedstill.methods._replay_training import LabeledBatch, ReplayTraining, Student
+from fedstill.methods._replay_memory import LabeledBatch
+from fedstill.methods._replay_training import ReplayTraining, Student
 from fedstill.methods._teachers import TeacherModels, UploadedModels, teacher_query, upload_query
 from fedstill.tasks import Ensemble
 

@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fedstill.core import timing
+from fedstill.core.dataset import shuffled_batches
 from fedstill.core.options import NonNegativeFloat, PositiveOrInf
 from fedstill.methods import (
     LabelHistogram,
@@ -47,7 +48,6 @@ from fedstill.methods._public_data import (
     split_rows,
 )
 from fedstill.models.attention_maps import find_attention_layer, outputs_and_attention
-from fedstill.node.local_training import shuffled_batches
 from fedstill.node.node_view import PUBLIC_BATCH
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, PayloadKind
 from fedstill.tasks import Ensemble

@@ -9,14 +9,13 @@ statistics, are averaged with the parameters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
 from fedstill.core.options import PositiveInt, Share
 from fedstill.methods import (
-    LabelHistogramState,
     Method,
     Needs,
     NodeSetting,
@@ -28,6 +27,7 @@ from fedstill.methods import (
     SpanOfRound,
     Tensors,
     count_samples_query,
+    fetch_sizes,
     torch_generator,
 )
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
@@ -36,6 +36,13 @@ from fedstill.protocol.payload_kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETER
 from fedstill.protocol.secure_aggregation import linear_sums
 
 PARAMETER_KINDS = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_PARAMETERS}
+
+
+@dataclass
+class FedAvgState:
+    """Server state besides the global model w."""
+
+    n: dict[str, float] = field(default_factory=dict)  # n_k by node; empty before the first round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,20 +108,21 @@ class FedAvg(Method):
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> Any:
-        return LabelHistogramState()
+        return FedAvgState()
 
     def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         """Run one round of Algorithm 1."""
-        if not state.histogram.names:
-            state.histogram.fetch(server)  # n_k
+        if not state.n:
+            state.n = fetch_sizes(server)
             if "initialize_nodes" in server.federation.queries:
                 server.query("initialize_nodes", parameters=to_vector(server.student))
-        known = state.histogram.present_nodes(server.federation)
+        known = [k for k in server.federation.present_sources if k in state.n]
         S_t = sample_nodes(known, self.participation, server.seed, t)  # m = max(C K, 1) of the nodes
         shared = server.student.get_submodule(self.shared_part)
         w = to_vector(shared)  # (P,)
         updates = server.query("train", nodes=S_t, parameters=w, round=t)
-        w_k, n_k = updates["parameters"], state.histogram.select(updates.nodes).sizes  # (K, P), (K,)
+        w_k = updates["parameters"]  # (m, P)
+        n_k = torch.tensor([state.n[k] for k in updates.nodes], device=w.device)  # (m,)
         load_vector(shared, self.aggregate(state, w, w_k, n_k))
         return {"moved": (to_vector(shared) - w).norm().item()}
 

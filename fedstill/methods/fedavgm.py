@@ -14,13 +14,13 @@ import torch
 from annotated_types import Interval
 
 from fedstill.core.options import NonNegativeFloat
-from fedstill.methods import LabelHistogramState, Server
-from fedstill.methods.fedavg import FedAvg
+from fedstill.methods import Server
+from fedstill.methods.fedavg import FedAvg, FedAvgState
 from fedstill.models.module_utils import to_vector, weighted_mean
 
 
 @dataclass
-class FedAvgMState(LabelHistogramState):
+class FedAvgMState(FedAvgState):
     """Server state, with the momentum."""
 
     v: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # (P,)

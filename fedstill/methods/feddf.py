@@ -22,28 +22,29 @@ from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt,
 from fedstill.methods import (
     ArgumentError,
     LabelHistogram,
-    LabelHistogramState,
     Needs,
     NodeFault,
     NodeSetting,
     Query,
     Server,
     count_labels_query,
+    fetch_sizes,
     predict,
     torch_generator,
 )
 from fedstill.methods._public_data import Batch, distill, make_student_optimizer, require_public
-from fedstill.methods.fedavg import FedAvg, sample_nodes
+from fedstill.methods.fedavg import FedAvg, FedAvgState, sample_nodes
 from fedstill.models.module_utils import deep_copy, load_vector, to_vector, weighted_mean
-from fedstill.node.node_group import architecture_key
+from fedstill.node.architectures import architecture_key
 from fedstill.protocol.local_config import cosine_lr, set_lr
 from fedstill.tasks import Ensemble
 
 
 @dataclass
-class FedDFState(LabelHistogramState):
+class FedDFState(FedAvgState):
     """Server state of the method."""
 
+    histogram: LabelHistogram | None = None  # n_k by class, if the teachers' weights need it
     # One for each architecture, by its first node; one of them is the global student.
     students: dict[str, nn.Module] = field(default_factory=dict)
 
@@ -102,11 +103,16 @@ class FedDF(FedAvg):
         if server.student not in students.values():
             allowed = f"an architecture of the nodes: {', '.join(f'that of {name}' for name in students)}"
             raise ArgumentError("student.model", type(server.student).__name__, allowed)
-        return FedDFState(students=students)
+        histogram = LabelHistogram() if self.weights == "counts" else None
+        return FedDFState(histogram=histogram, students=students)
 
     def step(self, server: Server, state: FedDFState, t: int) -> Mapping[str, float]:
-        state.histogram.fetch(server)
-        known = state.histogram.present_nodes(server.federation)
+        if state.histogram is not None:
+            state.histogram.fetch(server)
+            state.n = dict(zip(state.histogram.names, state.histogram.sizes.tolist(), strict=True))
+        elif not state.n:
+            state.n = fetch_sizes(server)
+        known = [name for name in server.federation.present_sources if name in state.n]
         participants = sample_nodes(known, self.participation, server.seed, t)
         received: dict[str, dict[str, torch.Tensor]] = {}  # x_k (P_a,) by node, by architecture
         for (first, student), (names, _) in zip(state.students.items(), server.architectures, strict=True):
@@ -115,7 +121,7 @@ class FedDF(FedAvg):
             responses = server.query_or_none("train", nodes=queried, **sent) if queried else None
             if responses is not None:  # without responses the student is still distilled
                 x_k = responses["parameters"]  # (K_a, P_a)
-                n = state.histogram.select(responses.nodes).sizes
+                n = torch.tensor([state.n[name] for name in responses.nodes], device=x_k.device)  # (K_a,)
                 load_vector(student, weighted_mean(x_k, n))  # x_0 = sum n_k x_k / sum n_k
                 received[first] = dict(zip(responses.nodes, x_k, strict=True))
         if not received:
@@ -157,9 +163,10 @@ class FedDF(FedAvg):
             for name, x_k in models.items():
                 load_vector(teacher, x_k)
                 responses[name] = predict(teacher, x, server.compute)
-        histogram = state.histogram.select(list(responses))
-        if self.weights == "equal":
-            histogram = LabelHistogram.uniform(histogram.names, server.task.classes, x.device)
+        if state.histogram is None:
+            histogram = LabelHistogram.uniform(tuple(responses), server.task.classes, x.device)
+        else:
+            histogram = state.histogram.select(tuple(responses))
         omega = server.task.importance_weights(histogram.counts)  # (K, 1, C)
         return server.task.ensemble(torch.stack(list(responses.values())), omega, self.ensemble)
 

@@ -50,7 +50,8 @@ from fedstill.methods._importance_weights import Importance, importance_weights
 from fedstill.methods._input_generators import GeneratorBatch, GeneratorTraining, InputGenerator
 from fedstill.methods._label_maps import DIFFERENCE, check_rows
 from fedstill.methods._label_shift import LabelShift
-from fedstill.methods._replay_training import LabeledBatch, ReplayTraining, Student
+from fedstill.methods._replay_memory import LabeledBatch
+from fedstill.methods._replay_training import ReplayTraining, Student
 from fedstill.methods._zeroth_order import query_with_differences
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS
 from fedstill.protocol.secure_aggregation import SUM, SumWeighting, linear_sums
@@ -304,7 +305,7 @@ class FedIOD(Method):
         # Input distillation
         w = G.source.sample_batch(self.batch, "w", t)
         with server.compute.step(server.seed, "server", t):
-            x, responses = self.query_teachers(server, state, "predict_logits", w)
+            x, responses = self.query_teachers(server, state, "predict_logits", w)  # x = G(w)  (B, C, H, W)
             sizes = state.histogram.select(responses.nodes).sizes  # |X'_k|  (K,)
             share = sizes / sizes.sum()  # |X'_k| / sum |X'_k|
             z_k = responses["logits"]  # (K, B, classes, ...)
@@ -320,7 +321,7 @@ class FedIOD(Method):
                 S.shift.set_real_counts(state.histogram.counts.sum(0))
                 S.shift.count_decisions(z_bar)
             losses["balance"] = task.balance_loss(z_bar)
-            z_hat, target = S.evaluate(x), S.corrected_target(z_bar)
+            z_hat, target = S.evaluate(x), S.corrected_target(z_bar)  # S(x) and z_bar  (B, classes, ...)
             losses["mimic"] = task.distillation_loss(z_hat, target, self.tau).mean()  # Eq. 10
             L_G = (
                 self.gan * losses["gan"]

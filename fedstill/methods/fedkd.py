@@ -265,7 +265,8 @@ class FedKD(Method):
             state.z_hat = self.query_all(server, state)
         self.student.set_lr(state.optimizer, t, self.total_steps)
         p, seed, student = t % self.predictions, server.seed, server.student.train()
-        x, z_hat = shift_public(require_public(server.public), view_seed(seed, p)), state.z_hat[p]
+        x = shift_public(require_public(server.public), view_seed(seed, p))  # D^0  (N, ...)
+        z_hat = state.z_hat[p]  # (N, C, ...)
         pairs = iterate_batches(x, z_hat, self.student.batch, seed, "public", t)
         distance = partial(server.task.distillation_loss, tau=self.tau)  # Eq. 5-7
         purpose = (seed, "student", t)
@@ -277,14 +278,13 @@ class FedKD(Method):
         bound, each = {"z_max": z_max} if self.agrees_on_bound else {}, []
         for call in self.iterate_public_queries(require_public(server.public), server.seed):
             responses = server.query(call.query, nodes=state.histogram.names, **call.tensors, **bound)
-            # (K, B, C, ...), or of fewer nodes, whose weights make up for the others'
-            z = responses["logits"]
+            z = responses["logits"]  # z^k  (K, B, C, ...)
             if self.levels:
                 z = dequantize(z, self.levels, z_max)  # Q(z^k; S) from the indices of its intervals (Eq. 4)
                 check_no_nan(responses.nodes, z)
-            omega = state.histogram.weights(server.task, responses.nodes)  # Eq. 1
-            each.append(server.task.ensemble(z, omega, self.ensemble))  # Eq. 2
-        z_hat = torch.stack(torch.cat(each).chunk(self.predictions))
+            omega = state.histogram.weights(server.task, responses.nodes)  # Eq. 1  (K, 1, C)
+            each.append(server.task.ensemble(z, omega, self.ensemble))  # Eq. 2  (B, C, ...)
+        z_hat = torch.stack(torch.cat(each).chunk(self.predictions))  # (P, N, C, ...)
         if not math.isinf(self.gamma):
             generators = [torch_generator(server.seed, "laplace", p) for p in range(self.predictions)]
             noise = [sample_laplace(tuple(z_hat[0].shape), 1 / self.gamma, each) for each in generators]

@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedstill.core.dataset import shuffled_batches
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import NodeSetting, Query, Responses, Server, descend, seeded, torch_generator
 from fedstill.methods.fedavg import sample_nodes
 from fedstill.methods.fedproto import FedProto
-from fedstill.node.local_training import shuffled_batches
 
 
 class TrainablePrototypes(nn.Module):

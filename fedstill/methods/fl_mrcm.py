@@ -25,7 +25,6 @@ from torch import nn
 from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QueryRefused
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import (
-    LabelHistogramState,
     Needs,
     Node,
     NodeSetting,
@@ -36,9 +35,10 @@ from fedstill.methods import (
     SpanOfRound,
     Tensors,
     adam,
+    fetch_sizes,
     seeded,
 )
-from fedstill.methods.fedavg import FedAvg, sample_nodes
+from fedstill.methods.fedavg import FedAvg, FedAvgState, sample_nodes
 from fedstill.models.extractor_head import EXTRACTOR, split_model
 from fedstill.models.module_utils import load_vector, to_vector
 from fedstill.protocol.payload_kinds import PARAMETERS, SCHEDULE, PayloadKind
@@ -53,7 +53,7 @@ ROUND_INPUTS = {"parameters": PARAMETERS, "round": SCHEDULE}
 
 
 @dataclass
-class FLMRCMState(LabelHistogramState):
+class FLMRCMState(FedAvgState):
     """Server state besides the student."""
 
     features: torch.Tensor | None = None  # last z_t of the target (M, p)
@@ -212,8 +212,8 @@ class FLMRCM(FedAvg):
         FedAvg.
         """
         federation, student = server.federation, server.student
-        if not state.histogram.names:
-            state.histogram.fetch(server)
+        if not state.n:
+            state.n = fetch_sizes(server)
             if "initialize_nodes" in federation.queries:
                 server.query("initialize_nodes", parameters=to_vector(student))
         w, target = to_vector(student), self.target or federation.nodes[0]
@@ -221,7 +221,7 @@ class FLMRCM(FedAvg):
         if self.lambda_adv and target in federation.present:
             z_t = server.query_or_none("send_features", nodes=[target], **sent)
             state.features = state.features if z_t is None else z_t["features"][0]
-        known = state.histogram.present_nodes(federation)
+        known = [name for name in federation.present_sources if name in state.n]
         names = sample_nodes(known, self.participation, server.seed, t)
         sources = [name for name in names if name != target and state.features is not None]
         others = [name for name in names if name not in sources]
@@ -241,6 +241,6 @@ class FLMRCM(FedAvg):
             raise NodeFault(", ".join(names), "train", "all queried nodes are excluded")
         # In the order of the nodes, whatever query they answered.
         updates = {name: updates[name] for name in federation.nodes if name in updates}
-        n = state.histogram.select(list(updates)).sizes  # (K,)
+        n = torch.tensor([state.n[name] for name in updates], device=w.device)  # (K,)
         load_vector(student, self.aggregate(state, w, torch.stack(list(updates.values())), n))
         return {"moved": (to_vector(student) - w).norm().item()}

@@ -34,7 +34,7 @@ from fedstill.node.node_file import NodeFile
 from fedstill.node.policy import EACH_RUN, POLICY
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, build_node_side
-from fedstill.protocol.queries import NodeSetting, placeholder_public
+from fedstill.protocol.node_side import NodeSetting, placeholder_public
 from fedstill.protocol.run_plan import RunDescription
 
 FOLDER = "requests"

@@ -34,8 +34,9 @@ from fedstill.data.data_spec import (
 )
 from fedstill.models import FORWARD_ERRORS, example_inputs
 from fedstill.models.module_utils import in_mode
+from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
-from fedstill.protocol.queries import NodeFunction, NodeSide, Query
+from fedstill.protocol.queries import NodeFunction, Query
 
 logger = logging.getLogger("fedstill.node")
 

@@ -16,10 +16,10 @@ from fedstill.core.seeds import torch_generator
 from fedstill.data.data_spec import DataSpec
 from fedstill.models import custom_model
 from fedstill.models.extractor_head import count_features, split_model
+from fedstill.models.inference import predict
 from fedstill.models.module_check import needs_two_examples
 from fedstill.models.module_utils import deep_copy
 from fedstill.node import limits
-from fedstill.node.local_training import predict
 from fedstill.node.node_file import NodeFile
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.needs import Needs

@@ -1,14 +1,12 @@
 """A node as a method's functions see it: one node, which may stand for several that compute together.
 
 A method's functions are written for one node. The engine calls such a function for each node by itself. If
-the function is declared as ``stackable``, one call serves all nodes of one architecture: each tensor then
-holds the values of all these nodes (:func:`torch.func.vmap`), and each network computes them with one kernel.
-The function cannot see the difference, and the results are the same.
+the function is declared as ``stackable``, one call may serve all nodes of one architecture
+(:mod:`fedstill.node.stacked_calls`). The function cannot see the difference, and the results are the same.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -18,24 +16,26 @@ from torch import nn
 from torch.func import vmap
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, QueryRefused
+from fedstill.core.errors import ArgumentError
 from fedstill.data.public import PublicData
-from fedstill.models.module_utils import integer_mask
+from fedstill.models.inference import inference_batch_size
 from fedstill.node import dp_training, local_training
-from fedstill.node.node import MakeOptimizer, Node
-from fedstill.node.node_group import NodeGroup, stack_tensors
+from fedstill.node.given_examples import GivenExamples
+from fedstill.node.network_view import NetworkView
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.stacked_calls import (
-    OnGroup,
+    NodeCall,
     Purpose,
     QuerySamples,
     View,
+    group_train_step,
     holds_stacked_tensor,
-    map_nodes,
     with_data,
 )
+from fedstill.node.stacked_modules import stack_tensors
 from fedstill.privacy.dpsgd import sampling_rate
 from fedstill.protocol.local_config import LocalConfig, Span
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.tasks import Task
 
 T = TypeVar("T")
@@ -66,9 +66,8 @@ class NodeView:
         count: int | None = None,
         samples: QuerySamples | None = None,
     ) -> None:
-        self._group, self.setting, self._number = group, setting, number
-        self._index, self._samples = index, samples
-        self._count = len(group) if count is None else count
+        self.setting = setting
+        self._call = NodeCall(group, number, index, len(group) if count is None else count, samples)
 
     # --- networks and training ----------------------------------------------------------------------------
 
@@ -83,17 +82,13 @@ class NodeView:
         Raises:
             ArgumentError: at the first call, the node has no network of this role.
         """
-        return NetworkView(self, role)
-
-    def add_module(self, role: str, module: nn.Module, make_optimizer: MakeOptimizer) -> None:
-        """Add a network that the node trains; see :meth:`fedstill.node.node.Node.add_module`."""
-        self._node.add_module(role, module, make_optimizer)
+        return NetworkView(self._call, role)
 
     def step(self, role: str, loss: torch.Tensor) -> None:
         """Take one optimizer step of the node's network on its own loss.
 
         A model has an optimizer only inside the ``step`` of :meth:`train`; :meth:`train_on` trains it on
-        given examples. Networks of :meth:`add_module` always have theirs.
+        given examples. Networks of :meth:`Node.add_module` always have theirs.
 
         Args:
             role: role of the network.
@@ -103,15 +98,14 @@ class NodeView:
             QueryRefused: the network trains privately, and this step has no noise.
             ArgumentError: the network has no optimizer now.
         """
+        call = self._call
 
-        def run(losses: torch.Tensor) -> torch.Tensor:
-            for node in self._group.nodes[: len(losses)] if self._samples is None else ():
+        def take_step(losses: torch.Tensor) -> None:
+            for node in call.group.nodes[: len(losses)] if call.samples is None else ():
                 node.set_learning_rates([role])  # a captured step has them set before it
-            means = losses.flatten(1).mean(1) if losses.ndim > 1 else losses
-            self._group.step(role, means)
-            return means.detach()
+            call.group.step(role, losses.flatten(1).mean(1) if losses.ndim > 1 else losses)
 
-        self.on_group(run, loss)
+        call.act_on_group(take_step, loss)
 
     def loss(self, z: torch.Tensor, y: torch.Tensor, smoothing: float | None = None) -> torch.Tensor:
         """Return the task's loss of outputs ``(B, C, ...)`` for targets ``(B, ...)``.
@@ -151,53 +145,36 @@ class NodeView:
 
         Raises:
             ArgumentError: in a stacked call, ``step`` holds a tensor of the node itself.
-
-        Example::
-
-            def train(self, node, parameters, round):
-                node.load_parameters(parameters)
-                node.train(Span.part(round, self.rounds))
-                return {"parameters": node.parameters()}
         """
-        self._require_no_capture("node.train")
-        if self._index is not None and holds_stacked_tensor(step):
+        call, setting, given = self._call, self.setting, given or {}
+        call.require_no_capture("node.train")
+        if call.index is not None and holds_stacked_tensor(step):
             expected = "each tensor of the node in given, from which step gets it as an argument"
             raise ArgumentError("step of node.train", "a function that holds a tensor of the node", expected)
-        nodes, setting, given = self._group.nodes[: self._count], self.setting, given or {}
         config = setting.local if local is None else local
 
-        def run(*values: torch.Tensor) -> torch.Tensor:
-            by_name, calls = dict(zip(given, values, strict=True)), itertools.count()
-            rows = {node.name: row for row, node in enumerate(nodes)}
-
-            def train_step(group: NodeGroup, number: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-                order = [rows[node.name] for node in group.nodes[: len(x)]]
-                mine = {name: tensor[order] for name, tensor in by_name.items()}
-                call = next(calls)
-
-                def one_step(node: NodeView, x: torch.Tensor, y: torch.Tensor, **mine: torch.Tensor) -> Any:
-                    assert step is not None
-                    return step(node, call, x, y, **mine)
-
-                make_view = partial(NodeView, group, setting, self._number)
-                losses: torch.Tensor = map_nodes(one_step, make_view, len(group), {"x": x, "y": y, **mine})
-                return losses
-
+        def train_group(*values: torch.Tensor) -> None:
+            train_step = None
+            if step is not None:
+                by_name = dict(zip(given, values, strict=True))
+                make_view = partial(NodeView, setting=setting, number=call.number)
+                train_step = group_train_step(step, call.nodes, by_name, make_view)
             if "model" in roles:
-                local_training.attach_optimizers(nodes, config)
-            arguments = (nodes, setting.task, config, setting.compute)
+                local_training.attach_optimizers(call.nodes, config)
             local_training.train(
-                *arguments,
+                call.nodes,
+                self.task,
+                config,
+                setting.compute,
                 span=span,
-                train_step=None if step is None else train_step,
+                train_step=train_step,
                 roles=roles,
                 purpose=purpose,
             )
-            for node in nodes if "model" in roles else ():
+            for node in call.nodes if "model" in roles else ():
                 node.optimizers.pop("model", None)
-            return torch.zeros(len(nodes))
 
-        self.on_group(run, *given.values())
+        call.act_on_group(train_group, *given.values())
 
     def train_on(
         self,
@@ -228,13 +205,7 @@ class NodeView:
         Raises:
             QueryRefused: the model trains privately, and the query's function has read the node's records.
         """
-        self._require_no_capture("node.train_on")
-        nodes, compute = self._group.nodes[: self._count], self.setting.compute
-        for node in nodes:
-            if "model" in node.dp_sgd_parameters and node.records_read:
-                rule = "privacy: its model trains with DP-SGD, and here without, after a read of its records"
-                raise QueryRefused(node.name, "train_on", rule)
-        config = LocalConfig(optimizer="adam", lr=lr)
+        self._call.require_no_capture("node.train_on")
 
         def losses_of(z: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
             if loss is None:
@@ -242,28 +213,10 @@ class NodeView:
             each = vmap(loss)(z, wanted) if len(z) > 1 else loss(z[0], wanted[0]).unsqueeze(0)  # (G, B)
             return each.flatten(1).mean(1)
 
-        def run() -> torch.Tensor:
-            model, first = self._group.module("model"), nodes[0]
-            model.train(True)
-            optimizers = [
-                local_training.make_optimizer([w for w in node.model.parameters() if w.requires_grad], config)
-                for node in nodes
-            ]
-            for epoch in range(epochs):
-                generators = [node.random_generator(*purpose, epoch) for node in nodes]
-                orders = [
-                    local_training.shuffled_batches(len(x), batch, generator) for generator in generators
-                ]
-                for step, rows in enumerate(zip(*orders, strict=True)):
-                    chosen = stack_tensors(rows).to(x.device)  # (G, B)
-                    with torch.enable_grad(), compute.step(first.seed, first.name, *purpose, epoch, step):
-                        model.backward(losses_of(model(x[chosen]), targets[chosen]))
-                    for optimizer in optimizers:
-                        optimizer.step()
-            model.train(False)
-            return torch.zeros(len(nodes))
-
-        self.on_group(run)
+        examples = GivenExamples(x, targets, purpose, epochs, batch, lr)
+        self._call.act_on_group(
+            lambda: examples.train(self._call.group, self._call.nodes, losses_of, self.setting.compute)
+        )
 
     def private_step(
         self,
@@ -283,7 +236,7 @@ class NodeView:
             batch: mean number of sampled examples.
             data: returns other data of the same examples, from which to sample; None: the node's data.
         """
-        node = self._node
+        node = self._call.node
         node.set_learning_rates([role])
         node.records_read = node.records_read or data is not None
         dp_training.private_step(
@@ -291,7 +244,7 @@ class NodeView:
             role,
             node.dp_sgd_parameters[role],
             sampling_rate(len(node.data), batch),
-            self._number,
+            self._call.number,
             private_loss=private_loss,
             public_loss=public_loss,
             batch=min(len(node.data), batch),
@@ -299,7 +252,7 @@ class NodeView:
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
         """Return the model's outputs for many inputs ``(N, ...)``, computed in batches: ``(N, C, ...)``."""
-        size = min(PUBLIC_BATCH, local_training.inference_batch_size(x))
+        size = min(PUBLIC_BATCH, inference_batch_size(x))
         return torch.cat([self.model(part) for part in torch.split(x, size)])
 
     def cached(self, name: str, key: Any, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -307,17 +260,16 @@ class NodeView:
 
         The tensor of the last key is kept, under a name, until the run ends.
         """
-        self._require_no_capture("node.cached")
+        self._call.require_no_capture("node.cached")
         cache: dict[Any, tuple[Any, torch.Tensor, bool]] = self.setting.cached(name, dict)
-        nodes = self._group.nodes[: self._count]
+        nodes = self._call.nodes
         names = tuple(node.name for node in nodes)
         if names not in cache or cache[names][0] != key:
 
-            def keep(values: torch.Tensor) -> torch.Tensor:
+            def keep(values: torch.Tensor) -> None:
                 cache[names] = key, values, any(node.records_read for node in nodes)
-                return values.new_zeros(len(values))
 
-            self.on_group(keep, compute())
+            self._call.act_on_group(keep, compute())
         for node in nodes:
             node.records_read = node.records_read or cache[names][2]
         result: torch.Tensor = self.on_group(lambda: cache[names][1])
@@ -332,28 +284,25 @@ class NodeView:
             rows: row numbers ``(B,)``, the same for all nodes.
             values: their values ``(B, ...)``, the same for all nodes.
         """
-        buffers = [node.buffers(role)[name] for node in self._group.nodes[: self._count]]
+        buffers = [node.buffers(role)[name] for node in self._call.nodes]
         for buffer in buffers:
             buffer[rows] = values
         return buffers[0]
 
     def buffers(self, role: str) -> dict[str, torch.Tensor]:
         """Return the tensors of :meth:`Node.add_buffers` by name. Not in a stacked call."""
-        return self._node.buffers(role)
+        return self._call.node.buffers(role)
 
     def parameters(self, part: str = "", role: str = "model") -> torch.Tensor:
         """Return the parameters and buffers of a network, or of one submodule, as one vector: ``(P,)``."""
-        vector: torch.Tensor = self.on_group(lambda: self._group.parameter_vectors(role, part)[: self._count])
+        call = self._call
+        vector: torch.Tensor = call.on_group(lambda: call.group.parameter_vectors(role, part)[: call.count])
         return vector
 
     def load_parameters(self, vector: torch.Tensor, part: str = "", role: str = "model") -> None:
         """Load a vector ``(P,)`` into a network, or into one submodule."""
-
-        def run(vectors: torch.Tensor) -> torch.Tensor:
-            self._group.load_parameters(role, vectors, part)
-            return vectors.new_zeros(len(vectors))
-
-        self.on_group(run, vector)
+        group = self._call.group
+        self._call.act_on_group(lambda vectors: group.load_parameters(role, vectors, part), vector)
 
     # --- data and random numbers --------------------------------------------------------------------------
 
@@ -371,7 +320,7 @@ class NodeView:
                 same function object in each query, as samples of captured queries are known by it.
         """
         name: Purpose = (*purpose, None) if each_query else purpose
-        inputs, targets = self.on_group(lambda: self._sample_group(size, name, data))
+        inputs, targets = self.on_group(lambda: self._call.sample(size, name, data))
         return inputs, targets
 
     def random(self, sample: Callable[[torch.Generator], torch.Tensor], *purpose: str | int) -> torch.Tensor:
@@ -381,22 +330,19 @@ class NodeView:
 
             z = node.random(lambda generator: torch.randn(64, 100, generator=generator), "z", step)
         """
-        self._require_no_capture("node.random")
-        nodes = self._group.nodes[: self._count]
-        numbers: torch.Tensor = self.on_group(
-            lambda: stack_tensors([sample(node.random_generator(*purpose)) for node in nodes]).to(self.device)
-        )
-        return numbers
+        self._call.require_no_capture("node.random")
+
+        def sample_each() -> torch.Tensor:
+            numbers = [sample(node.random_generator(*purpose)) for node in self._call.nodes]
+            return stack_tensors(numbers).to(self.device)
+
+        result: torch.Tensor = self.on_group(sample_each)
+        return result
 
     def outside(self, function: Callable[[], T]) -> T:
         """Return ``function()``, called outside of a stacked call, such as a new network for all nodes."""
         results: list[T] = []
-
-        def run() -> torch.Tensor:
-            results.append(function())
-            return torch.zeros(self._count)
-
-        self.on_group(run)
+        self._call.act_on_group(lambda: results.append(function()))
         return results[0]
 
     def shared(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -404,12 +350,11 @@ class NodeView:
 
         A function that samples random numbers itself cannot run inside a stacked call.
         """
-
-        self._require_no_capture("node.shared")
+        self._call.require_no_capture("node.shared")
 
         def run() -> torch.Tensor:
             value = function()
-            return value.unsqueeze(0).expand(self._count, *value.shape)
+            return value.unsqueeze(0).expand(self._call.count, *value.shape)
 
         result: torch.Tensor = self.on_group(run)
         return result
@@ -435,63 +380,54 @@ class NodeView:
     @property
     def device(self) -> torch.device:
         """Device of the node's data."""
-        return self._group.device
+        return self._call.group.device
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input."""
-        return tuple(self._group.nodes[0].data.inputs.shape[1:])
+        return tuple(self._call.group.nodes[0].data.inputs.shape[1:])
 
     @property
     def is_frozen(self) -> bool:
         """True if no parameter of the model is trained."""
-        return self._group.nodes[0].is_frozen
+        return self._call.group.nodes[0].is_frozen
 
     # --- properties of a node by itself -------------------------------------------------------------------
 
     @property
     def name(self) -> str:
         """Name of the node. Not in a stacked call."""
-        return self._node.name
+        return self._call.node.name
 
     @property
     def data(self) -> TensorData:
         """The node's own data. Not in a stacked call."""
-        self._node.records_read = True
-        return self._node.data
+        self._call.node.records_read = True
+        return self._call.node.data
 
     @property
     def seed(self) -> int:
         """Seed of the node's generators. Not in a stacked call."""
-        return self._node.seed
+        return self._call.node.seed
 
     @property
     def query_number(self) -> int:
         """Number of the query. Not in a call that a CUDA graph captures, which would repeat it."""
-        if self._samples is not None:
+        if self._call.samples is not None:
             raise TypeError("a stackable function has no query number; node.sample includes it in its stream")
-        return self._number
+        return self._call.number
 
     def network(self, role: str = "model") -> nn.Module:
         """Return a network itself, for hooks and submodules. Not in a stacked call."""
-        return self._node.modules[role]
+        return self._call.node.modules[role]
 
     def random_generator(self, *purpose: str | int) -> torch.Generator:
         """Return the node's generator for one purpose. Not in a stacked call."""
-        return self._node.random_generator(*purpose)
+        return self._call.node.random_generator(*purpose)
 
     def trains_privately(self, role: str) -> bool:
         """Return whether a network of the node trains with DP-SGD. Such a node computes by itself."""
-        return role in self._group.nodes[0].dp_sgd_parameters
-
-    @property
-    def _node(self) -> Node:
-        if self._index is not None or self._count != 1:
-            raise TypeError(
-                "a stacked call has no properties of single nodes; use node.separately, or declare the query "
-                "without stackable"
-            )
-        return self._group.nodes[0]
+        return role in self._call.group.nodes[0].dp_sgd_parameters
 
     # --- computing for several nodes ----------------------------------------------------------------------
 
@@ -501,12 +437,11 @@ class NodeView:
         For parts that use the node's data, its name, or values of tensors. The result, a tensor or a tuple of
         tensors, must have the same shapes at all nodes.
         """
-        nodes = self._group.nodes[: self._count]
 
         def run(*values: torch.Tensor) -> Any:
             results = []
-            for row, node in enumerate(nodes):
-                view = NodeView(NodeGroup([node]), self.setting, self._number)
+            for row, node in enumerate(self._call.nodes):
+                view = NodeView(NodeGroup([node]), self.setting, self._call.number)
                 results.append(function(view, *(value[row] for value in values)))
             if isinstance(results[0], tuple):
                 return tuple(stack_tensors(each) for each in zip(*results, strict=True))
@@ -519,72 +454,4 @@ class NodeView:
 
         The hook for building blocks that compute a group faster than node by node.
         """
-        if self._index is None:
-            outputs = run(*(tensor.unsqueeze(0) for tensor in tensors))
-            return tuple(output[0] for output in outputs) if isinstance(outputs, tuple) else outputs[0]
-        return OnGroup.apply(lambda _, *values: run(*values), self._index, *tensors)  # type: ignore[no-untyped-call]
-
-    def _require_no_capture(self, operation: str) -> None:
-        """Stop the capture of a query as a CUDA graph, which would repeat random numbers and Python's part.
-
-        Raises:
-            RuntimeError: a graph is captured now. The query then runs without one.
-        """
-        if self._samples is None or not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-            return
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(f"{operation} cannot be captured; declare reads_values in the query's details")
-
-    def _sample_group(
-        self, size: int, purpose: Purpose, data: View | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        for node in self._group.nodes[: self._count]:
-            node.records_read = True
-        samples = QuerySamples() if self._samples is None else self._samples
-        return samples.get(self._group.nodes[: self._count], self._number, (size, purpose, data))
-
-
-class NetworkView:
-    """A node's network of one role."""
-
-    def __init__(self, view: NodeView, role: str) -> None:
-        self._view, self._role = view, role
-
-    def __call__(self, x: torch.Tensor, submodule: str = "") -> torch.Tensor:
-        """Return the outputs for inputs ``(B, ...)`` in float32; ``submodule`` names a part, such as
-        ``"head"``.
-        """
-        output: torch.Tensor = self._view.on_group(lambda x: self._stacked(x, submodule), x)
-        return output
-
-    def train(self, mode: bool = True) -> None:
-        """Switch to training mode with gradients of the parameters, or to evaluation mode without."""
-
-        def run() -> torch.Tensor:
-            self._view._group.module(self._role).train(mode)
-            return torch.zeros(self._view._count)
-
-        self._view.on_group(run)
-
-    def named_parameters(self) -> dict[str, torch.Tensor]:
-        """Return the trained parameters by name, with gradients."""
-        names: list[str] = []
-
-        def run() -> tuple[torch.Tensor, ...]:
-            parameters = self._view._group.module(self._role).trainable_parameters(self._view._count)
-            names.extend(parameters)
-            return tuple(parameters.values())
-
-        return dict(zip(names, self._view.on_group(run), strict=True))
-
-    @property
-    def structure(self) -> nn.Module:
-        """A network of the same architecture, to look at its layers; its parameters are of any node."""
-        return self._view._group.nodes[0].modules[self._role]
-
-    def integer_mask(self, submodule: str = "") -> torch.Tensor:
-        """Return which entries of :meth:`NodeView.parameters` are integers, ``(P,)``."""
-        return integer_mask(self.structure.get_submodule(submodule)).to(self._view.device)
-
-    def _stacked(self, x: torch.Tensor, submodule: str) -> torch.Tensor:
-        return self._view._group.module(self._role)(x, submodule)
+        return self._call.on_group(run, *tensors)

@@ -24,7 +24,7 @@ from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.pate import TeacherEnsemble
 from fedstill.protocol.digests import digest, keyed_digest
-from fedstill.protocol.queries import NodeSetting, NodeSide
+from fedstill.protocol.node_side import NodeSetting, NodeSide
 
 # Options that do not change responses.
 BUDGET_OPTIONS = ("epsilon", "delta", "total_epsilon", "total_delta", "accountant", "audit_log")

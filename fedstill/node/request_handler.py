@@ -17,14 +17,17 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.errors import NodeFault, QueryMismatch
 from fedstill.node.admission import json_size, refuse
+from fedstill.node.architectures import stacking_key
 from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
+from fedstill.node.captured_functions import CapturedFunctions
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup, stack_tensors, stacking_key
-from fedstill.node.query_functions import FunctionRunner
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.run_budgets import RunBudgets
+from fedstill.node.stacked_modules import stack_tensors
 from fedstill.protocol.digests import chain_digest, digest
+from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import GRADIENTS
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.queries import Query
 from fedstill.protocol.tensor_forms import sent_query_fault
 from fedstill.protocol.wire_format import Tensors, WireConfig, bytes_by_kind, decompress, tensor_bytes
 
@@ -63,7 +66,7 @@ class RequestHandler:
         self._last_numbers = {node.name: -1 for node in group.nodes} if last_numbers is None else last_numbers
         self._exchanges = RecentExchanges()
         self._pending: Exchange | None = None
-        self._run_function = FunctionRunner(group, side.setting, compute)
+        self._run_function = CapturedFunctions(group, side.setting, compute)
         self._failed_query = ""  # query at which private training may have stopped half-way
 
     def require_complete_training(self, operation: str) -> None:
@@ -357,8 +360,7 @@ class RequestHandler:
         ):
             self.group.module("model").train(False)  # evaluation mode
             exchange.inputs = inputs
-            outputs = self._run_function(query, number, inputs, values)
-            exchange.outputs = query.encode_response(outputs, len(self.group))
+            exchange.outputs = self._run_function(query, number, inputs, values)
 
     def _copy_tensor_per_node(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
         """Return one copy per node, ``(B, ...)`` to ``(G, B, ...)``, so that each node has its own

@@ -26,8 +26,9 @@ from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisySum
 from fedstill.privacy.statement import NO_GUARANTEE, PrivacyStatement, make_statement
 from fedstill.protocol.digests import keyed_digest
 from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import INPUTS, PayloadKind
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks import Task
 

@@ -53,7 +53,8 @@ from fedstill.node.request_handler import MAX_EXCHANGES, RequestHandler
 from fedstill.node.run_folder import RELEASED_COUNTS, RunFolder
 from fedstill.protocol.digests import chain_digest, sha256_digest
 from fedstill.protocol.messages import ConfirmSurvivors, ReceiveKeys, RevealMasks, SendKeys, SumMessage
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.node_side import NodeSide
+from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import RunPlan, public_tensors
 from fedstill.protocol.secure_aggregation import (
     KEY_BYTES,

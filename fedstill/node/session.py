@@ -50,8 +50,8 @@ from fedstill.node.admission import (
 from fedstill.node.audit_entries import NODE_DATA
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
+from fedstill.node.initial_training import InitialTraining
 from fedstill.node.limits import enforce_limits, wrap_with_parameter_limit
-from fedstill.node.local_training import InitialTraining
 from fedstill.node.model_setup import architecture_hash, prepare_model, require_trainable_batch_size
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
@@ -65,8 +65,8 @@ from fedstill.node.secure_aggregation import MaskedReleases, SumMasks
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.method import build_node_side
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import GRADIENTS
-from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.run_plan import RunDescription, RunPlan
 from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import SCALE, Tensors, decompress, tensor_bytes

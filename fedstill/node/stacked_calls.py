@@ -1,15 +1,18 @@
 """Stacked calls: one call of a method's function serves all nodes of one architecture.
 
 In a stacked call (:func:`torch.func.vmap`) each tensor holds the values of all these nodes, one row for each.
-:class:`OnGroup` leaves the call for parts that compute the whole group, and :class:`QuerySamples` are the
-random examples of a function that a CUDA graph has captured.
+:meth:`NodeCall.on_group` leaves the call for parts that compute the whole group. :class:`QuerySamples` are
+the random examples of a function that a CUDA graph has captured. For a single node all of this is a plain
+call.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +22,8 @@ from torch.func import vmap
 
 from fedstill.core.dataset import TensorData
 from fedstill.node.node import Node
-from fedstill.node.node_group import stack_tensors
+from fedstill.node.node_group import NodeGroup
+from fedstill.node.stacked_modules import stack_tensors
 
 Purpose = tuple[str | int | None, ...]  # None: the query's number
 View = Callable[[TensorData], TensorData]
@@ -81,7 +85,79 @@ def with_data(node: Node, data: TensorData) -> Node:
     return view
 
 
-class OnGroup(torch.autograd.Function):
+@dataclass(frozen=True)
+class NodeCall:
+    """Call of a method's function, for one node or for the first nodes of a group.
+
+    Args:
+        group: the nodes.
+        number: number of the query.
+        index: row of the node in the group, inside of a stacked call; None outside.
+        count: number of nodes that are computed.
+        samples: samples that were taken before the call, for a CUDA graph.
+    """
+
+    group: NodeGroup
+    number: int
+    index: torch.Tensor | None
+    count: int
+    samples: QuerySamples | None
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes that are computed."""
+        return self.group.nodes[: self.count]
+
+    @property
+    def node(self) -> Node:
+        """The node.
+
+        Raises:
+            TypeError: the call computes several.
+        """
+        if self.index is not None or self.count != 1:
+            raise TypeError(
+                "a stacked call has no properties of single nodes; use node.separately, or declare the query "
+                "without stackable"
+            )
+        return self.group.nodes[0]
+
+    def on_group(self, run: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        """Return the node's part of ``run``, a function of the tensors of all nodes ``(G, ...)``."""
+        if self.index is None:
+            outputs = run(*(tensor.unsqueeze(0) for tensor in tensors))
+            return tuple(output[0] for output in outputs) if isinstance(outputs, tuple) else outputs[0]
+        return _OnGroup.apply(lambda _, *values: run(*values), self.index, *tensors)  # type: ignore[no-untyped-call]
+
+    def act_on_group(self, act: Callable[..., object], *tensors: torch.Tensor) -> None:
+        """Call ``act``, a function of the tensors of all nodes ``(G, ...)`` without a result."""
+
+        def run(*values: torch.Tensor) -> torch.Tensor:
+            act(*values)
+            return torch.zeros(self.count)
+
+        self.on_group(run, *tensors)
+
+    def sample(self, size: int, purpose: Purpose, data: View | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return examples of each node: inputs and targets, ``(G, size, ...)`` each."""
+        for node in self.nodes:
+            node.records_read = True
+        samples = QuerySamples() if self.samples is None else self.samples
+        return samples.get(self.nodes, self.number, (size, purpose, data))
+
+    def require_no_capture(self, operation: str) -> None:
+        """Stop the capture of a query as a CUDA graph, which would repeat random numbers and Python's part.
+
+        Raises:
+            RuntimeError: a graph is captured now. The query then runs without one.
+        """
+        if self.samples is None or not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+            return
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(f"{operation} cannot be captured; declare reads_values in the query's details")
+
+
+class _OnGroup(torch.autograd.Function):
     """Leaves a stacked call: its ``vmap`` rule gets the tensors of all nodes, ``(G, ...)`` each."""
 
     @staticmethod
@@ -144,3 +220,34 @@ def holds_stacked_tensor(function: Any) -> bool:
         with suppress(ValueError):  # a variable that is not assigned yet
             held.append(cell.cell_contents)
     return any(isinstance(each, torch.Tensor) and is_batchedtensor(each) for each in held)
+
+
+def group_train_step(
+    step: Callable[..., torch.Tensor],
+    nodes: Sequence[Node],
+    given: Mapping[str, torch.Tensor],
+    make_view: Callable[..., Any],
+) -> Callable[[NodeGroup, int, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return a training step of a group that takes a step of each of its nodes.
+
+    Args:
+        step: the step of one node, ``step(node, number, x, y, **given)``.
+        nodes: the nodes, in the order of the rows of ``given``.
+        given: further tensors of the nodes by name, ``(G, ...)`` each.
+        make_view: returns a view of the nodes of a group, as in :func:`map_nodes`.
+    """
+    rows, numbers = {node.name: row for row, node in enumerate(nodes)}, itertools.count()
+
+    def train_step(group: NodeGroup, _: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        order = [rows[node.name] for node in group.nodes[: len(x)]]
+        tensors = {"x": x, "y": y, **{name: tensor[order] for name, tensor in given.items()}}
+        number = next(numbers)
+        losses: torch.Tensor = map_nodes(
+            lambda node, x, y, **mine: step(node, number, x, y, **mine),
+            partial(make_view, group),
+            len(group),
+            tensors,
+        )
+        return losses
+
+    return train_step

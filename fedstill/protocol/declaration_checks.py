@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
-from fedstill.protocol.queries import NodeSetting, Query
+from fedstill.protocol.node_side import NodeSetting
+from fedstill.protocol.queries import Query
 
 
 def with_declaring_class(

@@ -17,7 +17,8 @@ from fedstill.protocol.declaration_checks import checked_declarations, with_decl
 from fedstill.protocol.digests import chain_digest
 from fedstill.protocol.local_config import FULL_TRAINING, Span
 from fedstill.protocol.needs import Needs
-from fedstill.protocol.queries import NodeSetting, NodeSide, Query
+from fedstill.protocol.node_side import NodeSetting, NodeSide
+from fedstill.protocol.queries import Query
 
 SECURE_AGGREGATION_NOTE = (
     "secure aggregation (experimental): the server saw only sums of the nodes' responses "

@@ -1,24 +1,19 @@
 """Queries: declarations of the requests that a method sends to nodes.
 
-A :class:`Query` declares a request and the function that nodes run for it, :class:`NodeSetting` is the
-environment of a method at a node, and :class:`NodeSide` the whole part of a method that runs at the nodes.
+A :class:`Query` declares a request and the function that nodes run for it. For the functions' environment
+see :mod:`fedstill.protocol.node_side`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from threading import RLock
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import nn
 
-from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
-from fedstill.core.table_schema import NO_SCHEMA, TableSchema
-from fedstill.data.public import PublicData
-from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span
+from fedstill.protocol.local_config import Span
 from fedstill.protocol.payload_kinds import (
     DATA_SIZES,
     GRADIENTS,
@@ -28,10 +23,8 @@ from fedstill.protocol.payload_kinds import (
     payload_kind,
 )
 from fedstill.protocol.secure_aggregation import WEIGHT_SUFFIX, SumWeighting
-from fedstill.protocol.wire_format import json_from_tensor, json_to_tensor
-from fedstill.tasks import Task
+from fedstill.protocol.wire_format import json_from_tensor
 
-T = TypeVar("T")
 NodeFunction = Callable[..., Mapping[str, Any]]
 Postprocess = Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 COUNT_KINDS = (LABEL_COUNTS, DATA_SIZES)  # kinds of weights; they are no statistic of a response
@@ -136,25 +129,7 @@ class Query:
         object.__setattr__(self, "name", self.name or self.function.__name__)
         gradients = payload_kind(self.details.gradients)
         object.__setattr__(self, "details", replace(self.details, gradients=gradients))
-        if gradients.category != "gradients":
-            raise ArgumentError(f"gradients of query {self.name}", gradients, "a kind of gradients")
-        undeclared = {*self.details.ragged} - self.releases.keys() | {*self.details.json_values} - {
-            *self.sends,
-            *self.releases,
-        }
-        if undeclared:
-            raise ArgumentError(f"query {self.name}", sorted(undeclared), "names of sent or released tensors")
-        if self.sums and (self.sums.keys() != self.releases.keys() or self.unstacked):
-            raise ArgumentError(f"sums of query {self.name}", [*self.sums], "all tensors of the response")
-        statistics = [name for name in self.sums if self.releases[name] not in COUNT_KINDS]
-        if len(statistics) > 1:
-            expected = "one statistic besides counts: several reveal single nodes' responses"
-            raise ArgumentError(f"sums of query {self.name}", statistics, expected)
-        if self.differentiable and (self.details.ragged or self.details.json_values):
-            parts = [*self.details.ragged, *self.details.json_values]
-            raise ArgumentError(
-                f"query {self.name}", parts, "no ragged tensors or JSON values in a differentiable query"
-            )
+        self._require_consistency()
 
     @property
     def is_capturable(self) -> bool:
@@ -221,40 +196,6 @@ class Query:
             for name, t in tensors.items()
         }
 
-    def encode_response(self, response: object, nodes: int) -> dict[str, Any]:
-        """Return the function's output for ``nodes`` nodes as it is sent: JSON values as text tensors.
-
-        Raises:
-            ArgumentError: an item that is not a tensor without being declared as ragged or JSON, as its shape
-                could reveal values that no mechanism accounts for; or not exactly one part for each node, so
-                that a node's release would be another node's.
-        """
-        if not isinstance(response, Mapping):
-            found = type(response).__name__
-            raise ArgumentError(f"response of query {self.name}", found, "a mapping from names to tensors")
-        for name, value in response.items():
-            if name not in self.unstacked:
-                is_valid = isinstance(value, torch.Tensor) and value.shape[:1] == (nodes,)
-                expected = f"a tensor ({nodes}, ...), one part for each node"
-            else:
-                is_valid = isinstance(value, list | tuple) and len(value) == nodes
-                is_valid = is_valid and (
-                    name in self.details.json_values or all(isinstance(t, torch.Tensor) for t in value)
-                )
-                items = "values" if name in self.details.json_values else "tensors"
-                expected = f"a list of {nodes} {items}, one for each node"
-            if not is_valid:
-                is_tensor = isinstance(value, torch.Tensor)
-                found = f"a tensor {tuple(value.shape)}" if is_tensor else f"a {type(value).__name__}"
-                found += f" of {len(value)}" if isinstance(value, list | tuple) else ""
-                if name not in self.unstacked:
-                    expected += "; a list with one item for each node if ragged or json_values names it"
-                raise ArgumentError(f"{name} of query {self.name}", found, expected)
-        return {
-            name: [json_to_tensor(item) for item in value] if name in self.details.json_values else value
-            for name, value in response.items()
-        }
-
     def released_kinds(self) -> Mapping[str, PayloadKind]:
         """Return the payload kind of every tensor that a node may release for this query."""
         return {
@@ -267,132 +208,25 @@ class Query:
             **dict.fromkeys((f"d/d{name}" for name in self.differentiable), self.details.gradients),
         }
 
-
-_CACHE_LOCK = RLock()  # reentrant: making one cached object may need another
-
-
-@dataclass(frozen=True)
-class NodeSetting:
-    """Environment of a method at every node.
-
-    Args:
-        task: losses and metrics.
-        local: optimizer, learning rate and length of the nodes' local training.
-        compute: device and precision.
-        public: public data, or None.
-        schema: the columns of a table; empty if unknown, or for other inputs.
-        perceptual: frozen VGG features for perceptual losses; None: the node has none.
-        secure_aggregation: the server sees sums of the nodes' responses only.
-    """
-
-    task: Task
-    local: LocalConfig
-    compute: Compute
-    public: PublicData | None = None
-    perceptual: nn.Module | None = None
-    schema: TableSchema = NO_SCHEMA
-    secure_aggregation: bool = False
-    _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def cached(self, name: str, create: Callable[[], T]) -> T:
-        """Return the object of a name, and create it at the first call.
-
-        The object is shared by all queries of a run and by nodes that run in parallel.
-        """
-        with _CACHE_LOCK:
-            if name not in self._cache:
-                self._cache[name] = create()
-        value: T = self._cache[name]
-        return value
-
-
-def placeholder_public(task: Task, shape: tuple[int, ...] = ()) -> PublicData:
-    """Return two blank public examples, for declarations that depend on options only."""
-    shape = shape or ((1, 8, 8) if task.form == "images" else (8,))
-    inputs = torch.zeros(2, *shape, dtype=torch.int64 if task.form == "texts" else torch.float32)
-    return PublicData("none", inputs, task.empty_targets(2, shape))
-
-
-def _prepare_nothing(_: object) -> None:
-    """Do nothing, for methods without preparation."""
-
-
-@dataclass(frozen=True)
-class NodeSide:
-    """Part of a method that runs at the nodes.
-
-    Args:
-        queries: its queries, by name.
-        setting: environment of the method.
-        prepare: called once with each node before anything else.
-        preview_response: function of a node, inputs ``(B, ...)`` and its model's outputs ``(B, C, ...)`` that
-            returns the tensors of a response, without training, release or charge. Used for evaluation in a
-            simulation only. None: the method has no ensemble.
-        initial_training: part of the local training before the first query; None: none.
-        trains_models: the nodes' models are trained at all, in or before the queries.
-        plugin: name of the method, if it is a plug-in; empty for built-in methods.
-        sum_source: method and options that choose the summed statistic, for plug-ins, in which any option may
-            choose it.
-        notes: messages for the user about parts that are switched off.
-
-    Raises:
-        ArgumentError: queries that sum one statistic with different weightings.
-    """
-
-    queries: Mapping[str, Query]
-    setting: NodeSetting
-    prepare: Callable[[Any], None] = _prepare_nothing
-    preview_response: Callable[[Any, torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
-    initial_training: Span | None = FULL_TRAINING
-    trains_models: bool = True
-    plugin: str = ""
-    sum_source: str = ""
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.trains_models:  # no training is done, and none is charged
-            object.__setattr__(self, "initial_training", None)
-        weightings: dict[str, str] = {}
-        for name in self.queries:
-            for subject, weighting in self.weightings(name).items():
-                if weightings.setdefault(subject, weighting) != weighting:
-                    expected = (
-                        f"{weightings[subject]}, as in the other queries: one statistic with one weighting"
-                    )
-                    raise ArgumentError(f"sums of query {name}", weighting, expected)
-
-    @property
-    def sums(self) -> bool:
-        """True if the server sees sums of responses only."""
-        return any(query.sums for query in self.queries.values())
-
-    def weightings(self, query: str, run: str = "") -> dict[str, str]:
-        """Return the summed statistic and its weighting, by the subject of the statistic.
-
-        A node never adds one subject with two weightings. All outputs of its networks are one subject, as
-        they are functions of each other (:mod:`fedstill.node.secure_aggregation`).
-
-        Args:
-            query: name of the query.
-            run: name of the run, where counts carry noise: noisy counts differ between runs, and so do sums
-                that are weighted by them.
-        """
-        declaration = self.queries[query]
-        if declaration.weighting is None:
-            return {}
-        kind, weighting = declaration.weighting
-        statistic = f"{kind} of {self.sum_source}" if self.sum_source else str(kind)
-        noised = f" of run {run!r}" if run and weighting in ("size", "counts") else ""
-        # A plug-in's statistic may be a function of the outputs whatever its declared kind.
-        subject = "outputs" if kind.is_output or self.sum_source else str(kind)
-        return {subject: f"{statistic} by {weighting}{noised}"}
-
-    def transmitted_kinds(self) -> tuple[PayloadKind, ...]:
-        """Return all payload kinds that are sent or released, sorted and unique."""
-        sent = {kind for query in self.queries.values() for kind in query.sends.values()}
-        return tuple(sorted(sent.union(self.released_kinds())))
-
-    def released_kinds(self) -> tuple[PayloadKind, ...]:
-        """Return all payload kinds that a node releases, sorted and unique."""
-        kinds = [kind for query in self.queries.values() for kind in query.released_kinds().values()]
-        return tuple(sorted(set(kinds)))
+    def _require_consistency(self) -> None:
+        """Check that no part of the declaration contradicts another."""
+        rare = self.details
+        unstacked = [*rare.ragged, *rare.json_values]
+        if rare.gradients.category != "gradients":
+            raise ArgumentError(f"gradients of query {self.name}", rare.gradients, "a kind of gradients")
+        undeclared = {*rare.ragged} - self.releases.keys()
+        undeclared |= {*rare.json_values} - self.sends.keys() - self.releases.keys()
+        if undeclared:
+            raise ArgumentError(f"query {self.name}", sorted(undeclared), "names of sent or released tensors")
+        if self.stackable and self.unstacked:
+            expected = "no ragged tensors or JSON values in the response of a stackable function"
+            raise ArgumentError(f"query {self.name}", sorted(self.unstacked), expected)
+        if self.differentiable and unstacked:
+            expected = "no ragged tensors or JSON values in a differentiable query"
+            raise ArgumentError(f"query {self.name}", unstacked, expected)
+        if self.sums and (self.sums.keys() != self.releases.keys() or self.unstacked):
+            raise ArgumentError(f"sums of query {self.name}", [*self.sums], "all tensors of the response")
+        statistics = [name for name in self.sums if self.releases[name] not in COUNT_KINDS]
+        if len(statistics) > 1:
+            expected = "one statistic besides counts: several reveal single nodes' responses"
+            raise ArgumentError(f"sums of query {self.name}", statistics, expected)

@@ -29,8 +29,9 @@ from fedstill.data.table_data import check_features
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, build_node_side
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import INPUTS, KNOWN_KINDS, PayloadKind
-from fedstill.protocol.queries import NodeSetting, Query
+from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import WireConfig
 
 FORMAT = 1

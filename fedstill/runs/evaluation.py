@@ -20,7 +20,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.run_writer import RunWriter
 from fedstill.core.seeds import numpy_generator, torch_generator
 from fedstill.core.text_format import replace_nonfinite
-from fedstill.node import local_training
+from fedstill.models.inference import predict
 from fedstill.tasks import Task
 from fedstill.tasks.instances import stitch_patches
 
@@ -303,7 +303,7 @@ def float32_outputs(model: nn.Module, inputs: torch.Tensor, compute: Compute) ->
     All metrics are computed from these.
     """
     with compute.in_float32():
-        return local_training.predict(model, inputs, compute.as_float32)
+        return predict(model, inputs, compute.as_float32)
 
 
 def student_outputs_as_reloaded(student: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:

@@ -1,12 +1,13 @@
 """The main loop of every run: local training, the centralized upper bound, the server's steps, evaluation.
 
 A checkpoint is saved every few seconds, so that a run that was interrupted at any moment resumes and reaches
-equal metrics. :class:`~fedstill.runs.simulation.Simulation` has its nodes in this process,
+equal metrics. :class:`~fedstill.runs.base.Run` adds data and models.
+:class:`~fedstill.runs.simulation.Simulation` has its nodes in this process,
 :class:`~fedstill.runs.remote_run.RemoteRun` has remote nodes.
 
 One round of a method, such as :mod:`fedstill.methods.fedavg`, in reading order:
 
-1. ``Run._run_steps`` here calls ``Server.step`` (:mod:`fedstill.methods._server`), which calls the method's
+1. ``Loop._run_steps`` here calls ``Server.step`` (:mod:`fedstill.methods._server`), which calls the method's
    ``step``.
 2. ``server.query`` leads to ``Federation.query`` (:mod:`fedstill.federation.federation`): it sends the query,
    checks the responses and stacks them. :mod:`fedstill.federation.inprocess` reaches nodes in this process.
@@ -28,93 +29,47 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedstill.core.compute import Compute
-from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import RunWriter, lock_folder
 from fedstill.core.timing import Clock
-from fedstill.federation.secure_aggregation import AnyFederation
 from fedstill.methods._server import Server
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.model_setup import prepare_model
-from fedstill.privacy.statement import PrivacyStatement
-from fedstill.protocol.method import Method, method_name
-from fedstill.protocol.queries import NodeSide
-from fedstill.runs.build import (
-    Setting,
-    check_method,
-    check_student_and_server_data,
-    input_shape,
-    normalization,
-)
-from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs_as_reloaded
-from fedstill.runs.results import collect_results, progress_info, save_samples
+from fedstill.protocol.method import Method
+from fedstill.runs.build import Setting
 from fedstill.runs.spec import fingerprint_options
+from fedstill.tasks import Task
 from fedstill.track.tracker import TrackerGroup
 
 UNITS = {"step": "distillation", "epoch": "distillation", "round": "rounds"}  # title of the progress bar
 
 
-class Run(ABC):
-    """Base class of runs.
+class Loop(ABC):
+    """Main loop of a run.
 
     Args:
         setting: data, models and options of the server, and in a simulation of the nodes, too.
 
     Attributes:
+        method: the method.
+        audit: the log of the nodes' releases.
         clock: seconds of each phase and in total.
         records: writes the files of the run's folder, if there is one.
         listeners: trackers of metrics, if there is a folder.
-        notes: notes for the result.
-
-    Raises:
-        FedstillError: data, models and method do not fit together.
     """
 
-    side: NodeSide
+    task: Task
+    compute: Compute
+    shape: tuple[int, ...]
 
     def __init__(self, setting: Setting) -> None:
-        method_name(setting.spec.method)  # raises if it is no method
-        kind = type(setting.spec.method)
-        if missing := kind.validate_class(kind):
-            raise ArgumentError("method", kind.__name__, missing)
-        self.setting, self.task = setting, setting.task
+        self.setting = setting
         self.method: Method = setting.spec.method
-        self.needs = self.method.needs()
         self.audit = AuditLog(durable=False)
-        check_method(setting.spec.method, setting.task, setting.public)
-        check_student_and_server_data(setting)
-        self.shape = input_shape(setting)
-        self.compute = Compute(setting.spec.engine).for_network(
-            self.shape, setting.student, force_float32=self.method.needs_float32
-        )
-        self.mean, self.std = normalization(setting)  # (C, 1, 1) each
-        self.student = self._prepare_network(setting.student, "student")
-        self.test = setting.test.to(self.compute.device)
-        self.public = None if setting.public is None else setting.public.to(self.compute.device)
-        self.evaluation = Evaluation(self.task, self.test, self.compute, setting.spec.seed)
-        self.notes: list[str] = []
         self.records, self.bars, self.clock = RunWriter(None), ProgressBar(False), Clock()
         self.listeners = TrackerGroup()
         self._created_server: Server | None = None
-
-    @property
-    def server(self) -> Server:
-        """The server with the method's state.
-
-        Raises:
-            FedstillError: local training has not finished.
-        """
-        if self._created_server is None:
-            raise FedstillError("the run has no server yet: it is created after local training")
-        return self._created_server
-
-    @property
-    def has_student(self) -> bool:
-        """True if the method trains a student; an average built only for evaluation is none."""
-        return self.method.evaluated_model == "student"
 
     def run(self, out: Path | None = None, *, bars: ProgressBar | None = None) -> dict[str, Any]:
         """Run from the start, or resume from the checkpoint in ``out``.
@@ -143,7 +98,7 @@ class Run(ABC):
             if out is not None:
                 at_last.push(self._close_trackers_on_error)
                 self.listeners.start(out, self.method.title)
-            self.bars.set_run_info(progress_info(self))
+            self.bars.set_run_info(self.progress_info())
             with self.bars:
                 saved = self.records.load()  # the last checkpoint; empty at the start
                 self.clock.load_state_dict(saved.get("clock"))
@@ -183,7 +138,7 @@ class Run(ABC):
                 metrics, metric = self.evaluate(), self.task.metric
                 line.update(metrics)
                 note = f"{metric} {metrics[metric]:.1f} %" if metric in metrics else ""
-                save_samples(self, server)
+                self._save_samples(server)
             # 3. Log metrics and show progress.
             self.records.add_metrics(line)
             self.bars.update(UNITS[server.unit], done, total, note)
@@ -202,6 +157,23 @@ class Run(ABC):
         """Close the trackers of a run that fails; others are closed with the result."""
         if kind is not None:
             self.listeners.close(None)
+
+    def _save_checkpoint(self) -> None:
+        since = time.monotonic()
+        nodes = self._node_state()  # first, as the server's state must include nodes that are lost meanwhile
+        server = None if self._created_server is None else self._created_server.state_dict()
+        self.records.save({**nodes, "clock": self.clock.state_dict(), "server": server}, since=since)
+
+    @property
+    def server(self) -> Server:
+        """The server with the method's state.
+
+        Raises:
+            FedstillError: local training has not finished.
+        """
+        if self._created_server is None:
+            raise FedstillError("the run has no server yet: it is created after local training")
+        return self._created_server
 
     # --- implemented by simulations and remote runs ---------------------------------------------------
 
@@ -230,69 +202,17 @@ class Run(ABC):
         """Return the nodes' part of a checkpoint; remote nodes save their own state."""
 
     @abstractmethod
-    def describe_nodes(self) -> list[dict[str, Any]]:
-        """Describe each node, as far as it is known here."""
-
-    @abstractmethod
-    def privacy_statements(self) -> Mapping[str, PrivacyStatement]:
-        """Return the nodes' privacy statements, as far as they are known."""
-
-    def group_info(self) -> Mapping[str, Any]:
-        """Return the groups in which nodes are computed."""
-        return {}
-
-    def test_outputs(self) -> Outputs:
-        """Return outputs on the test set; remote nodes' models are not available."""
-        return Outputs(self.responses(self.test.inputs))
-
-    def baseline_metrics(self, outputs: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
-        """Return metrics of the baselines: nodes' models, their ensemble, the centralized upper bound."""
-        unknown = dict.fromkeys(("local", "standalone", "ensemble"))
-        return {**unknown, "centralized": {self.task.metric: None}}
-
-    @abstractmethod
     def _close(self) -> None:
         """Release the nodes."""
 
-    # --- shared by all runs ---------------------------------------------------------------------------
-
-    def _prepare_network(self, model: torch.nn.Module, what: str) -> torch.nn.Module:
-        """Return a network on the device, split in two parts if the method needs them."""
-        parted, words, seed = self.needs.split_models, self.setting.vocabulary, self.setting.spec.seed
-        return prepare_model(model, self.compute, self.shape, seed, what, split_=parted, vocabulary=words)
-
-    def responses(self, inputs: torch.Tensor) -> torch.Tensor | None:
-        """Return the global model's outputs on inputs ``(N, C, ...)``; None if there is none."""
-        return (
-            student_outputs_as_reloaded(self.setting.student, inputs, self.compute)
-            if self.has_student
-            else None
-        )
-
-    def _make_server(self, federation: AnyFederation, student: torch.nn.Module, kinds: Any) -> Server:
-        """Create the server in its initial state, without sending queries."""
-        return Server(
-            self.method,
-            federation=federation,
-            student=student,
-            task=self.task,
-            shape=self.shape,
-            mean=tuple(self.mean.flatten().tolist()),
-            std=tuple(self.std.flatten().tolist()),
-            compute=self.compute,
-            seed=self.setting.spec.seed,
-            local=self.setting.spec.nodes.local,
-            public=self.public,
-            architectures=kinds,
-            schema=self.setting.schema,
-        )
-
+    @abstractmethod
     def results(self) -> dict[str, Any]:
         """Return the metrics, bytes, queries and privacy costs for ``result.json``."""
-        return collect_results(self)
 
-    def _save_checkpoint(self) -> None:
-        since = time.monotonic()
-        nodes = self._node_state()  # first, as the server's state must include nodes that are lost meanwhile
-        server = None if self._created_server is None else self._created_server.state_dict()
-        self.records.save({**nodes, "clock": self.clock.state_dict(), "server": server}, since=since)
+    @abstractmethod
+    def progress_info(self) -> dict[str, str]:
+        """Return title and main metric of the run, for progress displays."""
+
+    @abstractmethod
+    def _save_samples(self, server: Server) -> None:
+        """Save some inputs generated by the server, with the label maps that they were generated from."""

@@ -24,8 +24,8 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, MethodCheckError
 from fedstill.data.in_memory_data import InMemoryData, InMemorySplit
 from fedstill.data.public import PublicData
-from fedstill.federation.federation import Responses
 from fedstill.federation.inprocess import InProcess
+from fedstill.federation.responses import Responses
 from fedstill.methods._server import Server
 from fedstill.models import build
 from fedstill.models.module_utils import deep_copy

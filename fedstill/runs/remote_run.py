@@ -25,12 +25,13 @@ from fedstill.node.replies import NOT_JOINED
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import build_node_side
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import LABEL_COUNTS
-from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.protocol.wire_format import WireConfig
+from fedstill.runs.base import Run
 from fedstill.runs.build import build_server_setting, check_networks, describe_run
-from fedstill.runs.loop import Run
+from fedstill.runs.results import collect_results
 from fedstill.runs.spec import RunSpec, to_dict
 
 LINK = (
@@ -163,9 +164,9 @@ class RemoteRun(Run):
     # --- result ---------------------------------------------------------------------------------------
 
     def results(self) -> dict[str, Any]:
-        """See :class:`~fedstill.runs.loop.Run`; with the link's costs."""
+        """See :class:`~fedstill.runs.base.Run`; with the link's costs."""
         self.notes = self._node_notes()
-        results = super().results()
+        results = collect_results(self)
         total, training = results["seconds"]["total"], results["seconds"]["local_training"]
         return {**results, "link": self.federation.link_costs.costs(total, training)}
 

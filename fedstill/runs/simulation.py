@@ -27,12 +27,12 @@ from fedstill.methods._server import Server
 from fedstill.models.module_utils import deep_copy, parameter_count
 from fedstill.models.predictors import file_fingerprint
 from fedstill.node import local_training
+from fedstill.node.architectures import architecture_key as kind_of
+from fedstill.node.architectures import group_by_architecture, has_only_matrix_products, stacking_key
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.model_setup import architecture_hash, require_trainable_batch_size
 from fedstill.node.node import Node
-from fedstill.node.node_group import architecture_key as kind_of
-from fedstill.node.node_group import group_by_architecture, has_only_matrix_products, stacking_key
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import (
     group_privacy_notes,
@@ -45,7 +45,7 @@ from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.local_config import FULL_TRAINING, Span
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.needs import unmet_need
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.run_plan import public_fingerprint
 from fedstill.runs.build import (
     Setting,
@@ -57,6 +57,7 @@ from fedstill.runs.build import (
     split_data,
 )
 from fedstill.runs.evaluation import Evaluation
+from fedstill.runs.results import collect_results
 from fedstill.runs.simulation_metrics import MeasuredSimulation
 from fedstill.runs.spec import RunSpec
 from fedstill.runs.trained_model_cache import TrainedModels
@@ -332,8 +333,8 @@ class Simulation(MeasuredSimulation):
         """Do nothing: nodes of this process need no cleanup."""
 
     def results(self) -> dict[str, Any]:
-        """See :class:`~fedstill.runs.loop.Run`."""
-        results = super().results()
+        """See :class:`~fedstill.runs.base.Run`."""
+        results = collect_results(self)
         self.student.eval()
         for node in self.nodes:  # the nodes' models can be trained again, except for frozen parameters
             for name, parameter in node.model.named_parameters():

@@ -16,17 +16,17 @@ import torch
 from fedstill.core.errors import ArgumentError
 from fedstill.core.text_format import replace_nonfinite
 from fedstill.methods._label_histogram import LabelHistogram
+from fedstill.models.inference import inference_batch_size
 from fedstill.models.module_utils import deep_copy, load_vector, parameter_count, to_vector, weighted_mean
-from fedstill.node.local_training import inference_batch_size
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.local_config import FULL_TRAINING
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.secure_aggregation import SUM
+from fedstill.runs.base import Run
 from fedstill.runs.evaluation import Metrics, Outputs, float32_outputs, mean, standard_deviation
-from fedstill.runs.loop import Run
 from fedstill.runs.trained_model_cache import TrainedModels
 
 
@@ -58,7 +58,7 @@ class MeasuredSimulation(Run, ABC):
         return metrics
 
     def responses(self, inputs: torch.Tensor) -> torch.Tensor | None:
-        """See :class:`~fedstill.runs.loop.Run`; also of an average model or an ensemble built for
+        """See :class:`~fedstill.runs.base.Run`; also of an average model or an ensemble built for
         evaluation."""
         if self.method.evaluated_model == "virtual":
             virtual = deep_copy(self.student)

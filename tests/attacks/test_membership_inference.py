@@ -24,7 +24,7 @@ from fedstill.attacks.membership_inference import (
 )
 from fedstill.attacks.transcript import ObservedSimulation, ReplayedRun, ServerTranscript
 from fedstill.core.errors import ArgumentError, MethodRefused
-from fedstill.node.local_training import predict
+from fedstill.models.inference import predict
 from fedstill.protocol.secure_aggregation import SUM
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.reconstruction import ReconstructionConfig

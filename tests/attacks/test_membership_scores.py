@@ -36,10 +36,10 @@ from fedstill.core.seeds import derive, torch_generator
 from fedstill.core.workers import Workers
 from fedstill.data import Digits, load
 from fedstill.models import build
+from fedstill.models.inference import predict
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import predict
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig

@@ -29,14 +29,16 @@ from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.models.module_utils import to_vector
-from fedstill.node import local_training, query_functions
+from fedstill.node import captured_functions, captured_train_step
 from fedstill.node.audit_log import AuditLog
+from fedstill.node.captured_train_step import MIN_STEPS_TO_CAPTURE
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import MIN_STEPS_TO_CAPTURE, attach_optimizers, train
+from fedstill.node.local_training import attach_optimizers, train
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, set_lr
-from fedstill.protocol.queries import NodeSetting, Query
+from fedstill.protocol.node_side import NodeSetting
+from fedstill.protocol.queries import Query
 from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
 from tests.support.small_world import FakeCapture, changed
@@ -228,7 +230,7 @@ def capturing_compute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
     def capture(step: Any, static_buffers: Any, capture: Any = None) -> CudaGraphStep:
         return CudaGraphStep(step, static_buffers, FakeCapture(static_buffers))
 
-    for module in (local_training, query_functions):
+    for module in (captured_train_step, captured_functions):
         monkeypatch.setattr(module, "CudaGraphStep", capture)
     compute = Compute(EngineConfig(batching="one-by-one"))
     monkeypatch.setattr(compute, "uses_cuda_graphs", lambda *modules: True, raising=False)

@@ -18,7 +18,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.seeds import seeded
 from fedstill.core.workers import Workers
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.tasks.classification import Classification
 
 

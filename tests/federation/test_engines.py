@@ -24,7 +24,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.runs.simulation import group_nodes, should_stack
 from fedstill.tasks.classification import Classification
 from tests.support.small_world import changed

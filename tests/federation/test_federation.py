@@ -22,7 +22,8 @@ from fedstill.node.node import Node
 from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting, NodeSide, Query
+from fedstill.protocol.node_side import NodeSetting, NodeSide
+from fedstill.protocol.queries import Query
 from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
 

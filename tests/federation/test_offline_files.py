@@ -46,7 +46,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan, public_fingerprint
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.runs.simulation import group_nodes

@@ -209,7 +209,7 @@ class Scripted:
         raise LinkError("no way")
 
     def events(self) -> list[tuple[str, int, str]]:
-        return [(each["node"], each["number"], each["event"]) for each in self.federation.events]
+        return [(each["node"], each["number"], each["event"]) for each in self.federation.exclusions.events]
 
 
 def responding(logits: torch.Tensor, seconds: float = 0.0) -> Callable[[], bytes]:
@@ -265,7 +265,7 @@ def test_faulty_node_is_excluded(sickness: str) -> None:
     assert x.grad is not None
     assert x.grad.flatten(1).tolist() == [[4.0, 4.0, 0.0, 0.0]] * 2  # 1 + 3
     assert nodes.events() == [("two", 1, "excluded")]
-    assert reason in nodes.federation.events[0]["reason"]
+    assert reason in nodes.federation.exclusions.events[0]["reason"]
     # It said nonsense: it does not come back, even if it seems well.
     nodes.mends("two")
     nodes.calls.clear()
@@ -316,7 +316,7 @@ def test_refusing_node_is_excluded_above_quorum(quorum: float, unwilling: int, c
         return
     nodes.federation.exclude_refusing_nodes(["weigh"])
     assert nodes.events() == [("one", 0, "excluded")]
-    assert nodes.federation.events[0]["reason"] == "refused: outputs_only: no logits"
+    assert nodes.federation.exclusions.events[0]["reason"] == "refused: outputs_only: no logits"
     assert nodes.query().nodes == ("two", "three")
 
 
@@ -362,7 +362,7 @@ def test_unreachable_node_rejoins() -> None:
     assert nodes.query().nodes == ("one", "three")
     assert nodes.query().nodes == ("one", "three")
     assert nodes.events() == [("two", 1, "excluded")]
-    assert "no answer within 0.1 s (link.wait): no way" in nodes.federation.events[0]["reason"]
+    assert "no answer within 0.1 s (link.wait): no way" in nodes.federation.exclusions.events[0]["reason"]
     nodes.mends("two")
     present = [nodes.query().nodes]
     while len(present[-1]) == 2:
@@ -803,7 +803,7 @@ def test_node_texts_are_truncated() -> None:
     reason = nodes.federation.excluded["two"].reason
     assert reason.startswith("[31mred long long")
     assert len(reason) == 300
-    assert nodes.federation.events[0]["reason"] == reason
+    assert nodes.federation.exclusions.events[0]["reason"] == reason
     versions = {str(number): "v" * 10**4 for number in range(3)}
     nodes.breaks("one", "identify", lambda: pack({"body": {"protocol": PROTOCOL, "versions": versions}}))
     nodes.federation.excluded.clear()

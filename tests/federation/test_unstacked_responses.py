@@ -22,8 +22,9 @@ from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.release_rules import Exact
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
+from fedstill.protocol.node_side import NodeSetting, NodeSide
 from fedstill.protocol.payload_kinds import PayloadKind
-from fedstill.protocol.queries import NodeSetting, NodeSide, Query, QueryDetails
+from fedstill.protocol.queries import Query, QueryDetails
 from fedstill.protocol.wire_format import json_from_tensor, json_to_tensor, pack, unpack
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec

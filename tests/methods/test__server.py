@@ -16,12 +16,14 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.federation.inprocess import InProcess
-from fedstill.methods._server import Server, adam, descend
+from fedstill.methods._optimizers import adam, descend
+from fedstill.methods._server import Server
 from fedstill.node.node_view import NodeView
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, build_node_side
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS, SCHEDULE, PayloadKind
-from fedstill.protocol.queries import NodeSetting, Query
+from fedstill.protocol.queries import Query
 from fedstill.tasks.classification import Classification
 from tests.support.small_world import make_nodes
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.core.seeds import torch_generator
-from fedstill.federation.federation import Responses
 from fedstill.federation.link_config import LinkConfig
+from fedstill.federation.responses import Responses
 from fedstill.methods._input_generators import LabelGenerator
 from fedstill.methods._replay_training import ReplayTraining
 from fedstill.methods.co_boosting import CoBoosting

@@ -24,8 +24,9 @@ from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
 from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import COLUMN_SUMS
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.queries import Query
 from fedstill.runs.build import Setting
 from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation

@@ -23,7 +23,7 @@ from fedstill.node.node_view import NodeView
 from fedstill.node.stacked_calls import QuerySamples, map_nodes, with_data
 from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.tasks.classification import TabularClassification
 from tests.support.map_world import ASYN, FIOD, RECONSTRUCTION, SHAPE, TASK, sent_order, vgg, view, world
 from tests.support.small_world import changed

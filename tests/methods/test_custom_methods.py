@@ -24,7 +24,8 @@ from fedstill.methods.fedmd import FedMD
 from fedstill.node.node_view import NodeView
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
-from fedstill.protocol.queries import NodeSetting, Query
+from fedstill.protocol.node_side import NodeSetting
+from fedstill.protocol.queries import Query
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.tasks.classification import Classification

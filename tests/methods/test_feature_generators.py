@@ -42,7 +42,7 @@ from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeTrainStep, NodeView
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from tests.support import small_world
 from tests.support.small_world import CLASSES, SEED, TASK, World, in_training, made, make_nodes, same_slopes
 

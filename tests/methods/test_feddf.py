@@ -19,6 +19,7 @@ from fedstill.core.seeds import torch_generator
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods import feddf
 from fedstill.methods.feddf import FedDF
+from fedstill.models.inference import predict
 from fedstill.models.module_utils import load_vector, to_vector
 from fedstill.node import local_training
 from fedstill.node.node import Node
@@ -152,7 +153,7 @@ def test_each_public_input_goes_once_through_each_teacher(monkeypatch: pytest.Mo
 
     def counted(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
         sizes.append(len(inputs))
-        return local_training.predict(model, inputs, compute)
+        return predict(model, inputs, compute)
 
     monkeypatch.setattr("fedstill.methods.feddf.predict", counted)
     run(here, 1)

@@ -17,7 +17,7 @@ from torch import nn
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.federation.federation import Responses
+from fedstill.federation.responses import Responses
 from fedstill.methods._discriminators import Discriminators
 from fedstill.methods._input_generators import InputGenerator
 from fedstill.methods._replay_training import ReplayTraining

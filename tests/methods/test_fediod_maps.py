@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.errors import ArgumentError
-from fedstill.federation.federation import Responses
+from fedstill.federation.responses import Responses
 from fedstill.methods._label_maps import owner_id
 from fedstill.methods._label_shift import LabelShift
-from fedstill.methods._replay_training import Augment, Replay
+from fedstill.methods._replay_memory import Augment, Replay
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models.vgg import perceptual_loss

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from fedstill.core.errors import QueryRefused
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import random_shift
-from fedstill.federation.federation import Responses
+from fedstill.federation.responses import Responses
 from fedstill.methods import fedkd
 from fedstill.methods._logit_perturbation import dequantize
 from fedstill.methods._public_data import StudentTraining

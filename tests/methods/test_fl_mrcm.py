@@ -24,7 +24,7 @@ from fedstill.node.node_view import NodeView
 from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.tasks.reconstruction import Reconstruction
 from tests.support import small_world
 from tests.support.small_world import SHAPE, World, change_responses, make_nodes, run, same

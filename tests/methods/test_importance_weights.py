@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from fedstill.federation.federation import Responses
+from fedstill.federation.responses import Responses
 from fedstill.methods._discriminators import Discriminators
 from fedstill.methods._importance_weights import importance_weights
 from fedstill.methods.fediod import FedIOD

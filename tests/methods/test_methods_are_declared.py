@@ -14,7 +14,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, build_node_side
 from fedstill.protocol.needs import unmet_need
-from fedstill.protocol.queries import NodeSetting, placeholder_public
+from fedstill.protocol.node_side import NodeSetting, placeholder_public
 from fedstill.tasks import TASKS
 
 PACKAGE = Path(fedstill.__file__).parent

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedstill.core.checkpoint import load_state, save_state
-from fedstill.methods._replay_training import Replay
+from fedstill.methods._replay_memory import Replay
 from fedstill.tasks.classification import Classification
 
 CPU = torch.device("cpu")

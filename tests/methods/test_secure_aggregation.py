@@ -34,7 +34,7 @@ from fedstill.methods.fedprox import FedProx
 from fedstill.methods.fedzge import FedZGE
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
-from fedstill.protocol.queries import NodeSetting, placeholder_public
+from fedstill.protocol.node_side import NodeSetting, placeholder_public
 from fedstill.protocol.secure_aggregation import SUM
 from fedstill.tasks.classification import Classification
 from tests.support import small_world

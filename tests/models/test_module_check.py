@@ -15,7 +15,7 @@ from fedstill.core.errors import ModelError
 from fedstill.models import check_module
 from fedstill.models.module_check import needs_two_examples
 from fedstill.models.module_utils import deep_copy
-from fedstill.node.node_group import architecture_key, stacking_key
+from fedstill.node.architectures import architecture_key, stacking_key
 
 SHAPE = (1, 4, 4)
 

@@ -23,14 +23,16 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import MethodRefused, ModelError
 from fedstill.models.class_map import MIN_PROBABILITY
+from fedstill.models.inference import predict
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig
 from fedstill.models.predictors import Predictor
+from fedstill.node.architectures import group_by_architecture
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import attach_optimizers, predict
+from fedstill.node.local_training import attach_optimizers
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup, group_by_architecture
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import ClassificationConfig

@@ -17,7 +17,7 @@ from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noise import seeded_sampler
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting, NodeSide
+from fedstill.protocol.node_side import NodeSetting, NodeSide
 from fedstill.tasks import Task
 from tests.support.small_world import SETTING, count_labels, count_samples
 

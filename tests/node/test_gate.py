@@ -23,8 +23,9 @@ from fedstill.privacy.config import GradientsConfig
 from fedstill.privacy.events import CostBreakdown, Event, PrivacyCost
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS, LABEL_MAPS, PARAMETERS
-from fedstill.protocol.queries import NodeSide, Query, QueryDetails
+from fedstill.protocol.queries import Query, QueryDetails
 from fedstill.protocol.run_plan import RunDescription
 from fedstill.tasks.classification import Classification
 from tests.support.audit_logs import entries, total_charged

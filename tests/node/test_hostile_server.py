@@ -23,8 +23,8 @@ from fedstill.node import owner_folder, refusals
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
 from fedstill.node.secure_aggregation import SumEncoder
 from fedstill.protocol.digests import digest, keyed_digest
+from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import LABEL_COUNTS, SCHEDULE
-from fedstill.protocol.queries import NodeSide
 from fedstill.protocol.run_plan import PLAN_FILE, RunPlan, public_fingerprint, public_tensors
 from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS

@@ -23,8 +23,9 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.secure_aggregation import MaskedReleases, SumEncoder, SumMasks
 from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.node_side import NodeSetting, NodeSide
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
-from fedstill.protocol.queries import NodeSetting, NodeSide, Query
+from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import (
     GRADIENT_FRACTION_BITS,
     SumRequest,

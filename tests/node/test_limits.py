@@ -14,8 +14,9 @@ from torch import nn
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.node.limits import wrap_with_parameter_limit
 from fedstill.node.policy import PolicyConfig
+from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.queries import Query
 from tests.support.node_services import FEDIOD, PLAN, Clinic
 from tests.support.small_world import SETTING
 

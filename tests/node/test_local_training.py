@@ -26,7 +26,7 @@ from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, Span
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
 
@@ -309,21 +309,3 @@ def test_number_of_steps_matches_hand_computation() -> None:
 def test_rejects_invalid_options(name: str, value: float) -> None:
     with pytest.raises(ArgumentError, match=rf"local\.{name} = {value}"):
         LocalConfig(**{name: value})  # type: ignore[arg-type]
-
-
-# --- prediction ----------------------------------------------------------------------------------
-
-
-def test_predict_in_batches_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_training, "inference_batch_size", lambda inputs: 3)
-    sizes: list[int] = []
-    model = build("resnet8:4", (1, 8, 8), 3, 0).train()
-    inputs = torch.randn(7, 1, 8, 8)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with model[0].register_forward_hook(lambda layer, given, out: sizes.append(len(out))):
-        outputs = local_training.predict(model, inputs, COMPUTE)
-    assert sizes == [3, 3, 1]
-    assert model.training
-    assert not outputs.requires_grad
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    torch.testing.assert_close(outputs, model.eval()(inputs))

@@ -22,7 +22,8 @@ from fedstill.node.run_budgets import RunBudgets
 from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.node_side import NodeSide
+from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import PLAN_FILE, RunPlan
 from fedstill.tasks.classification import Classification
 from tests.support.node_services import FEDIOD, PLAN, Clinic, same

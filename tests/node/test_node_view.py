@@ -18,16 +18,17 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.methods import Method, adam, cosine_lr
 from fedstill.models.module_utils import to_vector
-from fedstill.node import query_functions
+from fedstill.node import captured_functions
+from fedstill.node.captured_functions import CapturedFunctions
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import PUBLIC_BATCH, NodeView
-from fedstill.node.query_functions import FunctionRunner
 from fedstill.node.stacked_calls import QuerySamples, map_nodes
 from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span
-from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
+from fedstill.protocol.node_side import NodeSetting
+from fedstill.protocol.queries import Query, QueryDetails
 from tests.support.small_world import CLASSES, SHAPE, TASK, FakeCapture, made, make_nodes, public_data
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -445,7 +446,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[FakeCapture]:
         made_captures.append(FakeCapture(static_buffers))
         return CudaGraphStep(step, static_buffers, made_captures[-1])
 
-    monkeypatch.setattr(query_functions, "CudaGraphStep", capture)
+    monkeypatch.setattr(captured_functions, "CudaGraphStep", capture)
     return made_captures
 
 
@@ -479,7 +480,7 @@ def scoring(**changes: Any) -> Query:
 
 
 def answers(nodes: list[Node], compute: Compute, query: Query, count: int = 8) -> list[Outputs]:
-    runner = FunctionRunner(NodeGroup(nodes), setting_of(compute=compute), compute)
+    runner = CapturedFunctions(NodeGroup(nodes), setting_of(compute=compute), compute)
     outputs = []
     for number in range(count):
         x = torch.randn(4, *SHAPE, generator=torch.Generator().manual_seed(number))
@@ -525,7 +526,7 @@ def test_captured_calls_take_samples_before_the_call(
 
     monkeypatch.setattr(Node, "sample_batch", counted)
     monkeypatch.setattr(QuerySamples, "put", enter)
-    runner = FunctionRunner(NodeGroup(nodes), setting_of(), capturing(monkeypatch))
+    runner = CapturedFunctions(NodeGroup(nodes), setting_of(), capturing(monkeypatch))
     for number in range(WARMUP_CALLS + 3):
         inside = False
         taken.clear()
@@ -546,7 +547,7 @@ def test_samples_of_another_size_are_those_of_their_own_query(
 
     query = Query(take, sends={"x": "inputs"}, releases={"own": "critic"}, stackable=True)
     eager, captured = (
-        FunctionRunner(NodeGroup(nodes_of()), setting_of(compute=compute), compute)
+        CapturedFunctions(NodeGroup(nodes_of()), setting_of(compute=compute), compute)
         for compute in (Compute(), capturing(monkeypatch))
     )
     for number, size in enumerate([4, 4, 4, 4, 4, 2, 2]):

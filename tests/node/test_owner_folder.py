@@ -36,7 +36,7 @@ from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
 from fedstill.privacy.config import MECHANISMS, NoPrivacy
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.runs import presets
 from fedstill.tasks.classification import ClassificationConfig
 

@@ -43,8 +43,8 @@ from fedstill.privacy.pate import PateConfig, TeacherEnsemble
 from fedstill.privacy.statement import PER_RECORD_ONLY
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.method import build_node_side
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS
-from fedstill.protocol.queries import NodeSetting
 from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.instances import Instances

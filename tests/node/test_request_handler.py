@@ -28,7 +28,8 @@ from fedstill.node.run_budgets import RunBudgets
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.privacy.noise import seeded_sampler
 from fedstill.protocol.local_config import LocalConfig, Span
-from fedstill.protocol.queries import NodeSetting, NodeSide, Query
+from fedstill.protocol.node_side import NodeSetting, NodeSide
+from fedstill.protocol.queries import Query
 from fedstill.tasks.classification import Classification
 from tests.support.node_services import Journal
 

@@ -28,8 +28,9 @@ from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, total_co
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.local_config import LocalConfig, Span
+from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import PayloadKind
-from fedstill.protocol.queries import NodeSide, Query, QueryDetails
+from fedstill.protocol.queries import Query, QueryDetails
 from fedstill.tasks.classification import Classification
 from tests.support.small_world import SETTING
 

@@ -25,8 +25,9 @@ from fedstill.privacy.pate import PateConfig
 from fedstill.privacy.release_rules import Exact
 from fedstill.privacy.statement import PLUGIN_METHOD_TEXT, ROUNDING_TEXT
 from fedstill.protocol.local_config import LocalConfig, Span
+from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import PARAMETERS
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import SCALE
 from fedstill.tasks import TargetKind, Task
 from fedstill.tasks.classification import Classification

@@ -21,6 +21,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.method import METHODS, Method, build_node_side, method_name
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import (
     GRADIENTS,
     KNOWN_KINDS,
@@ -30,7 +31,7 @@ from fedstill.protocol.payload_kinds import (
     PayloadKind,
     payload_kind,
 )
-from fedstill.protocol.queries import NodeSetting, Query, QueryDetails
+from fedstill.protocol.queries import Query, QueryDetails
 from fedstill.protocol.run_plan import RunPlan
 from fedstill.tasks.classification import Classification, ClassificationConfig
 

@@ -5,55 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from fedstill.core.errors import ArgumentError
+from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import CRITIC, DATA_SIZES, LABEL_COUNTS, LOGITS, PayloadKind
-from fedstill.protocol.queries import NodeSide, Query, QueryDetails
-from fedstill.protocol.wire_format import json_from_tensor
+from fedstill.protocol.queries import Query
 from tests.support.small_world import SETTING
-
-TWO = Query(
-    lambda node, **_: {},
-    releases={"z": LOGITS, "some": LOGITS, "words": LOGITS},
-    name="ask",
-    details=QueryDetails(ragged=("some",), json_values=("words",)),
-)
-
-
-def test_ragged_and_json_responses_have_one_part_per_node() -> None:
-    z, some = torch.zeros(2, 3), [torch.zeros(1), torch.zeros(4)]
-    given = TWO.encode_response({"z": z, "some": some, "words": [{"a": 1}, "hello"]}, 2)
-    assert given["z"] is z
-    assert given["some"] == some
-    assert [json_from_tensor(text) for text in given["words"]] == [{"a": 1}, "hello"]
-
-
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        (
-            {"z": torch.zeros(3, 3)},
-            r"invalid z of query ask = .a tensor \(3, 3\). \(expected a tensor \(2, ",
-        ),
-        ({"z": torch.zeros(())}, r"a tensor \(\)"),
-        ({"z": [torch.zeros(3)] * 2}, "'a list of 2' .* if ragged or json_values names it"),
-        (
-            {"some": [torch.zeros(3)]},
-            r"invalid some of query ask = 'a list of 1' \(expected a list of 2 tensors",
-        ),
-        ({"some": [1.0, 2.0]}, "expected a list of 2 tensors, one for each node"),
-        ({"some": torch.zeros(2, 3)}, r"a tensor \(2, 3\)' \(expected a list of 2 tensors"),
-        ({"words": {"a": 1}}, r"invalid words of query ask = 'a dict' \(expected a list of 2 values"),
-        ({"words": "hello"}, r"'a str' \(expected a list of 2 values"),
-        ({"words": [1, 2, 3]}, r"'a list of 3' \(expected a list of 2 values"),
-    ],
-)
-def test_rejects_responses_without_one_part_per_node(part: dict[str, Any], message: str) -> None:
-    """Cut or shifted, it would be another node's, or a piece of a node's own."""
-    with pytest.raises(ArgumentError, match=message):
-        TWO.encode_response(part, 2)
-
 
 # --- sums ----------------------------------------------------------------------------------------------
 

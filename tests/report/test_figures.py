@@ -1,4 +1,4 @@
-"""Figures of runs and comparisons: plotted values, deterministic files, and the command that writes them."""
+"""Figures: plotted values, deterministic files, and the command that writes them."""
 
 from __future__ import annotations
 
@@ -245,3 +245,18 @@ def test_import_loads_no_matplotlib_and_never_pyplot(tmp_path: Path) -> None:
         f"fedstill.figures.accuracy({str(run)!r}); assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- figures of a page -------------------------------------------------------------------------------
+
+
+def test_svg_refers_to_no_removed_clip_path() -> None:
+    with drawings.plot_style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(2, 2))
+        figure.set_label("a line")
+        figure.subplots().plot([0.0, 1.0], [1.0, 0.0])
+        svg = drawings.to_svg(figure, "line")
+    assert "clip" not in svg
+    assert "<path" in svg, "the line is drawn"

@@ -31,8 +31,9 @@ from fedstill.node.secure_aggregation import (
     SumHistory,
     SumMasks,
 )
+from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import (
     SumRequest,
     SumWeighting,

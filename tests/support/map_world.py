@@ -22,7 +22,7 @@ from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting
+from fedstill.protocol.node_side import NodeSetting
 from fedstill.tasks import Task
 from fedstill.tasks.reconstruction import Reconstruction
 from fedstill.tasks.segmentation import Segmentation

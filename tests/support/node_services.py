@@ -18,7 +18,8 @@ from fedstill.node import session as at
 from fedstill.node.node_service import NodeService
 from fedstill.privacy.config import NoPrivacy
 from fedstill.privacy.events import CostBreakdown, Event, PrivacyCost
-from fedstill.protocol.queries import NodeSide, Query
+from fedstill.protocol.node_side import NodeSide
+from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import RunPlan
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.tasks.classification import ClassificationConfig

@@ -29,7 +29,7 @@ from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import FedstillError
 from fedstill.federation import remote, transport
 from fedstill.federation.transport import LinkError
-from fedstill.node import local_training, node_service, session
+from fedstill.node import initial_training, node_service, session
 from fedstill.runs import deployment
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.results import write_results
@@ -80,7 +80,7 @@ def small(method: str = FEDIOD, nodes: int = 3, **link: Any) -> RunSpec:
 def be_node(folder: Path, delay: float) -> None:
     """Serve a node's folder; ``delay`` seconds each message."""
     session.SECONDS_BETWEEN_SAVES = 0.05
-    local_training.STEPS_PER_CHUNK = 5
+    initial_training.STEPS_PER_CHUNK = 5
     _log(folder / LOG)
     node = node_service.NodeService(folder)
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:

@@ -22,6 +22,7 @@ from fedstill.report import print_table, write_report
 from tests.support import audit_logs
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}  # what HTML never closes
+INLINE = {"a", "abbr", "b", "code", "em", "i", "img", "small", "span", "strong", "sub", "sup"}
 
 
 class Page(HTMLParser):
@@ -32,12 +33,14 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.words: list[str] = []
+        self._lines: list[list[str]] = [[]]  # of words, one for each block
         self.feed(text)
         self.close()
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
+        self._break(tag)
         if tag not in VOID:
             self.open.append(tag)
 
@@ -47,14 +50,37 @@ class Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self.open, f"</{tag}> closes nothing"
         assert self.open.pop() == tag
+        self._break(tag)
 
     def handle_data(self, data: str) -> None:
         if "style" not in self.open:
             self.words.append(data)
+            if "svg" not in self.open:
+                self._lines[-1].extend(data.split())
+
+    def _break(self, tag: str) -> None:
+        """Begin a new line, except inside a row of a table."""
+        if tag in ("td", "th"):
+            self._lines[-1].append("|")
+        elif tag not in INLINE and "tr" not in self.open:
+            self._lines.append([])
 
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
+
+    @property
+    def lines(self) -> str:
+        """The text without figures, with one line for each paragraph, heading and row of a table."""
+        lines = (" ".join(words).replace("| |", "|") for words in self._lines)
+        return "\n".join(line for line in lines if line)
+
+    def part(self, first: str, last: str = "") -> str:
+        """Return the lines from the one that begins with ``first`` to the one before ``last``."""
+        lines = self.lines.splitlines()
+        begin = next(k for k, line in enumerate(lines) if line.startswith(first))
+        ends = (k for k, line in enumerate(lines) if last and k > begin and line.startswith(last))
+        return "\n".join(lines[begin : next(ends, None)])
 
     def attributes(self, name: str) -> list[str]:
         return [attrs[name] or "" for _, attrs in self.tags if name in attrs]

@@ -27,7 +27,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.data.in_memory_data import InMemoryData, InMemorySplit
 from fedstill.federation.link_config import LinkConfig
-from fedstill.node.local_training import predict
+from fedstill.models.inference import predict
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.local_config import LocalConfig

@@ -26,15 +26,17 @@ from fedstill.methods._server import Server
 from fedstill.models import build
 from fedstill.models.extractor_head import split_model
 from fedstill.models.module_utils import to_vector
+from fedstill.node.architectures import stacking_key
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import NodeGroup, stacking_key
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
-from fedstill.protocol.queries import NodeSetting, NodeSide, Query
+from fedstill.protocol.node_side import NodeSetting, NodeSide
+from fedstill.protocol.queries import Query
 from fedstill.runs.simulation import group_nodes
 from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification

@@ -10,7 +10,7 @@ import torch
 
 from fedstill.attacks.attack import Attack, AttackResult, ComparisonColumn, LeakageMetric, Target
 from fedstill.core.errors import ArgumentError
-from fedstill.protocol.queries import NodeSide
+from fedstill.protocol.node_side import NodeSide
 
 
 @dataclass(frozen=True, kw_only=True)

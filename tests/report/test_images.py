@@ -1,4 +1,4 @@
-"""Images in a run's page: outlines, scores, missing files and generated inputs."""
+"""Images of a report: inlined pixels, outlines, scores, missing files and generated inputs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,33 @@ import pytest
 from safetensors.numpy import save_file
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report import write_report
+from fedstill.report import images, write_report
 from fedstill.report.images import LINE_WIDTH, OUTLINE_COLORS, build_image_section, outline_codes
 from fedstill.report.records import Result
 from tests.support.result_files import FOUND, TRUTH, Page, a_case, a_folder, a_result, decoded, read
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_image_url_keeps_every_pixel(channels: int) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (channels, 5, 8), dtype=np.uint8)
+    assert np.array_equal(decoded(images.image_url(image)), image.transpose(1, 2, 0).squeeze())
+
+
+def test_large_image_is_averaged_in_blocks() -> None:
+    image = np.zeros((1, 128, 128), np.uint8)
+    image[0, 0, 0] = 200  # one of the four pixels of the first block
+    small = decoded(images.image_url(image))
+    assert small.shape == (64, 64)
+    assert small[0, 0] == 50
+    assert small.sum() == 50
+
+
+def test_long_thin_image_keeps_a_row() -> None:
+    assert decoded(images.image_url(np.full((1, 1, 640), 9, np.uint8))).shape == (1, 64)
+
+
+# --- images in a run's page --------------------------------------------------------------------------
+
 
 HOSTILE = '"><script>alert(1)</script>'
 

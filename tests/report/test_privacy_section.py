@@ -1,8 +1,9 @@
-"""Leakage section of a run's page: metrics, images and broken files."""
+"""Privacy and leakage sections of a run's page, from handmade results and values computed by hand."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,284 @@ import pytest
 from safetensors.numpy import save_file
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report.privacy_section import MAX_IMAGES, build_leakage_section
-from fedstill.report.records import Result
-from tests.support import attack_results
+from fedstill.report.privacy_section import (
+    MAX_IMAGES,
+    build_leakage_section,
+    describe_privacy,
+    image_notes,
+    max_guess_accuracy,
+)
+from fedstill.report.records import AuditTotals, Result
+from tests.support import attack_results, audit_logs
 from tests.support.attack_results import interval, rate_record
-from tests.support.result_files import Page, a_folder, a_result, corruptions, decoded, read
+from tests.support.golden import Golden
+from tests.support.result_files import (
+    Page,
+    a_folder,
+    a_result,
+    an_audit,
+    corruptions,
+    decoded,
+    only_result,
+    page_of,
+    printed,
+    read,
+)
+
+UNIT = "one training record of this node, added or removed"
+COUNTS = "counts of count_labels: Laplace noise of scale 10 on each count"
+
+
+def a_node(name: str, epsilon: float | None, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "mechanism": "pate",
+        "unit": UNIT,
+        "delta": 1e-5,
+        "budget": 8.0,
+        "accountant": "pld",
+        "randomness": "a cryptographic generator",
+        "noise": {"pate": 6.968824790927517},
+        "rules": [COUNTS, "logits of predict: all votes of 10 teachers, Gaussian noise 6.97"],
+        "assumes": ["each record belongs to one teacher"],
+        "guarantee": epsilon is not None,
+        "epsilon": epsilon,
+        "left": None if epsilon is None else 8.0 - epsilon,
+        "events": {"gaussian(0.2903676996219799)": 4, "laplace(10.0)": 1},
+        "releases_without_guarantee": 0,
+        **changes,
+    }
+
+
+def unprotected_node(name: str, **changes: Any) -> dict[str, Any]:
+    """Return a node without a mechanism."""
+    privacy = {"mechanism": "none", "unit": "", "noise": {}, "rules": [], "assumes": [], "events": {}}
+    return a_node(name, None, **{**privacy, "budget": None, "releases_without_guarantee": 9, **changes})
+
+
+def result_with(*nodes: dict[str, Any]) -> dict[str, Any]:
+    every = all(node["guarantee"] for node in nodes)
+    return {
+        **a_result(),
+        "privacy": {"guarantee": every or None, "text": "as reported", "nodes": list(nodes)},
+    }
+
+
+def folder_of(folder: Path, result: dict[str, Any]) -> Page:
+    """Return a run's page, with an audit log that has the charges of the result."""
+    a_folder(folder, result)
+    charges = {node["name"]: node["events"] for node in result["privacy"]["nodes"] if node["guarantee"]}
+    lines, first = [], set()
+    for line in an_audit():
+        node_charges = charges.get(line["node"])
+        if node_charges is not None:
+            entry = {
+                "mechanism": "pate",
+                "cost": {} if line["node"] in first else node_charges,
+                "no_guarantee": 0,
+            }
+            line = {**line, **entry}
+        first.add(line["node"])
+        lines.append(line)
+    audit_logs.write(folder, lines)
+    return read(folder)
+
+
+# --- figures ---
+
+
+def test_max_guess_accuracy_is_that_of_optimal_test() -> None:
+    # Randomized response that tells the truth with probability e / (1 + e) attains them at epsilon 1.
+    assert max_guess_accuracy(1.0, 0.0) == pytest.approx(math.e / (1 + math.e))
+    assert max_guess_accuracy(0.0, 0.0) == 0.5
+    # Epsilon 0: a guess is right half the time, and always in a share delta of the cases.
+    assert max_guess_accuracy(0.0, 0.5) == pytest.approx(0.75)
+    assert max_guess_accuracy(1e6, 0.0) == 1.0
+
+
+def test_guarantee_of_run_is_that_of_weakest_node() -> None:
+    result = result_with(a_node("north", 3.0), a_node("south", 5.0, delta=1e-6))
+    assert Result.from_record(result).guarantee == (5.0, 1e-5)
+    assert Result.from_record(result_with(a_node("north", 3.0), unprotected_node("south"))).guarantee is None
+    assert Result.from_record({"privacy": {"guarantee": None, "text": "no guarantee"}}).guarantee is None
+
+
+# --- the page ---
+
+
+def test_page_lists_cost_budget_and_releases_of_each_node(tmp_path: Path, golden: Golden) -> None:
+    page = folder_of(tmp_path, result_with(a_node("north", 3.0), a_node("south", 5.0)))
+    golden("privacy-section", page.part("Privacy", "Nodes and their models"))
+    # 1 - (1 - 1e-5) / (e^3 + 1) = 0.952575, up; e^5: 0.993307, up
+    kinds = "label counts 80 B , logits 10.0 kB , gradients 30.0 kB"
+    assert f"north {kinds} pate 3 1e-05 95.3% 8 5" in page.text
+    assert f"south {kinds} pate 5 1e-05 99.4% 8 3" in page.text
+    assert "No guarantee:" not in page.text
+    assert "disagree" not in page.text
+    # What is said alike is said once.
+    for line in (
+        COUNTS,
+        "logits of predict: all votes of 10 teachers",
+        "each record belongs to one teacher",
+        UNIT,
+    ):
+        assert page.text.count(line) == 1
+    assert "votes 6.969" in page.text
+    assert "north: 4 \u00d7 gaussian(0.2904), 1 \u00d7 laplace(10)" in page.text
+
+
+def test_nodes_with_different_mechanisms_have_own_entries(tmp_path: Path) -> None:
+    other = a_node("south", 5.0, rules=["logits of predict: something else"])
+    page = folder_of(tmp_path, result_with(a_node("north", 3.0), other))
+    assert "Mechanism of north" in page.text
+    assert "Mechanism of south" in page.text
+
+
+def test_node_without_guarantee_is_named(tmp_path: Path, golden: Golden) -> None:
+    page = folder_of(tmp_path, result_with(a_node("north", 3.0), unprotected_node("south")))
+    golden("privacy-section-of-one-node", page.part("Privacy", "Nodes and their models"))
+    assert "no formal privacy guarantee for south" in page.text
+    assert "no guarantee 9 releases without" in page.text
+
+
+def test_nodes_without_mechanism_have_one_sentence(tmp_path: Path) -> None:
+    plain = page_of(tmp_path / "plain")
+    result = result_with(unprotected_node("north"), unprotected_node("south"))
+    result["privacy"]["text"] = "no guarantee"
+    assert page_of(tmp_path / "bare", result).text == plain.text
+
+
+def test_disagreement_on_cost_with_audit_log_is_reported(tmp_path: Path) -> None:
+    result = result_with(a_node("north", 3.0), a_node("south", 5.0))
+    folder_of(tmp_path, result)
+    result["privacy"]["nodes"][1]["events"] = {"laplace(10.0)": 1}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    page = read(tmp_path)
+    assert "disagree on the privacy cost of south." in page.text
+
+
+def test_result_without_audit_log_shows_cost(tmp_path: Path) -> None:
+    page = only_result(tmp_path, result_with(a_node("north", 3.0)))
+    assert "north not measured pate 3 1e-05" in page.text
+    assert "disagree" not in page.text
+
+
+def test_page_distinguishes_simulations(tmp_path: Path, golden: Golden) -> None:
+    noisy = result_with(a_node("north", 3.0), a_node("south", 5.0))
+    simulated = only_result(tmp_path / "a", noisy)
+    golden("report-of-noisy-simulation", simulated.lines)
+    deployed = only_result(tmp_path / "b", {**noisy, "files": {"queries": {}}})
+    golden("report-of-noisy-deployment", deployed.lines)
+    # Noise from a known seed protects nobody, and a server sees nothing past a gate.
+    for words in ("seed in this report", "past the gates"):
+        assert words in simulated.text
+        assert words not in deployed.text
+
+
+@pytest.mark.parametrize("odd", [3, "x", [], {"a": 1}])
+def test_rejects_privacy_values_of_wrong_type(tmp_path: Path, odd: object) -> None:
+    for name in ("guarantee", "noise", "events"):
+        node = {**a_node("north", 3.0), name: odd}
+        if name != "guarantee" and isinstance(odd, dict):
+            continue
+        with pytest.raises(RunFolderError, match=rf"result\.json: privacy\.nodes\[0\]\.{name} is "):
+            only_result(tmp_path, result_with(node))
+
+
+def test_noisy_counts_are_reported(tmp_path: Path) -> None:
+    result = result_with(a_node("north", 3.0), a_node("south", 5.0))
+    assert "released its number of examples per class (with noise)" in page_of(tmp_path, result).text
+    follows = "The exact number of records of south follows from the privacy cost of training"
+    assert follows not in page_of(tmp_path, result).text
+    south = a_node("south", 5.0, events={"gaussian(2.0, rate=0.25)": 4, "laplace(10.0)": 1})
+    assert follows in page_of(tmp_path, result_with(a_node("north", 3.0), south)).text
+    exact = a_node("south", 5.0, rules=["counts of count_labels: exact: no guarantee"])
+    page = page_of(tmp_path, result_with(a_node("north", 3.0), exact)).text
+    assert "released its number of examples per class (north with noise)" in page
+    assert "training (as reported" not in page, "counts of a simulation are exact"
+    away = {**result_with(a_node("north", 3.0), exact), "files": {"queries": {}}}
+    assert "training (as reported by nodes, north with noise)" in page_of(tmp_path, away).text
+
+
+def test_infinite_epsilon_is_shown(tmp_path: Path) -> None:
+    node = a_node("north", math.inf, budget=None, left=None)
+    assert Result.from_record(result_with(node)).guarantee == (math.inf, 1e-5)
+    assert "pate inf 1e-05 over 99.9% none set" in only_result(tmp_path, result_with(node)).text
+
+
+# --- the audit, the terminal ---
+
+
+def test_charges_are_read_from_audit_log(tmp_path: Path) -> None:
+    lines = [
+        {"node": "north", "mechanism": "pate", "cost": {"laplace(10.0)": 1, "gaussian(2.0)": 3}},
+        {"node": "north", "mechanism": "pate", "cost": {"gaussian(2.0)": 4}},
+        {"node": "north", "mechanism": "pate", "no_guarantee": 1},
+        {"node": "north", "mechanism": "pate"},
+        {"node": "north", "part": "refused", "rule": "a rule"},
+    ]
+    audit_logs.write(tmp_path, lines)
+    totals = AuditTotals.read(tmp_path / "audit.sqlite")
+    assert totals is not None
+    assert totals.nodes["north"].charges == {"laplace(10.0)": 1, "gaussian(2.0)": 7}
+    assert totals.nodes["north"].without_guarantee == 1
+
+
+def test_terminal_prints_privacy_cost(golden: Golden) -> None:
+    every = result_with(a_node("north", 3.0), a_node("south", 5.0))
+    results = {
+        "all nodes": every,
+        "one of two": result_with(a_node("north", 3.0), unprotected_node("south")),
+        "none": result_with(unprotected_node("north")),
+        "two deltas": result_with(a_node("a", 3.0), a_node("b", 5.0, delta=0.01), a_node("c", 4.0)),
+        "two units": result_with(a_node("a", 3.0), a_node("b", 2.0, unit="a group", mechanism="dp-sgd")),
+    }
+    texts = {name: str(describe_privacy(Result.from_record(result))) for name, result in results.items()}
+    golden("privacy-summaries", "\n".join(f"{name}: {text}" for name, text in texts.items()))
+    assert "epsilon 5 at delta 1e-05" in texts["all nodes"]
+    assert "no guarantee at south" in texts["one of two"]
+    assert all(
+        part in texts["two deltas"] for part in ("epsilon 4 at delta 1e-05", "epsilon 5 at delta 0.01")
+    )
+    assert all(part in texts["two units"] for part in ("epsilon 3", "epsilon 2", UNIT, "a group"))
+    assert describe_privacy(Result()) is None
+    assert "epsilon 5 at delta 1e-05" in " ".join(printed(every).split())
+
+
+# --- of images ---
+
+
+def _crossed(method: str, *up: str, down: int = 7) -> dict[str, Any]:
+    kinds = {kind: {"up": 5, "down": down if kind == "label maps" else 0} for kind in up}
+    return {**a_result(), "method": method, "bytes": {"up": 9, "down": 9, "by_kind": kinds}}
+
+
+def test_page_has_notes_on_released_images(tmp_path: Path, golden: Golden) -> None:
+    result = _crossed("fediod", "label maps", "difference", "gradients")
+    every = [
+        result,
+        {**result_with(a_node("north", 3.0), unprotected_node("south")), "bytes": result["bytes"]},
+    ]
+    for number, one in enumerate(every):  # without any mechanism, and with one at a node
+        notes = image_notes(Result.from_record(one))
+        golden("notes-on-released-images", "\n".join(notes))
+        text = only_result(tmp_path / str(number), one).text
+        assert all(" ".join(note.split()) in text for note in notes)
+
+
+def test_image_notes_depend_on_releases() -> None:
+    assert image_notes(Result.from_record(_crossed("fediod", "logits", "gradients"))) == []
+    (maps_note,) = image_notes(Result.from_record(_crossed("fediod", "label maps", down=0)))
+    assert "other nodes" not in maps_note  # no query has maps with it
+    returned = {"returned": ["label maps"]}
+    (maps_note,) = image_notes(Result.from_record({**_crossed("asyndgan", "label maps"), **returned}))
+    assert "all other nodes" not in maps_note
+    (difference_note,) = image_notes(Result.from_record(_crossed("fediod", "difference")))
+    assert "gradients" not in difference_note.lower()
+
+
+# --- leakage section of a run's page -----------------------------------------------------------------
+
 
 ATTACKS = ("inversion", "membership", "memorization", "counts")
 HOSTILE = '"><script>alert(1)</script>'
@@ -149,18 +423,13 @@ def image_urls(page: Page, *alts: str) -> list[str]:
 # --- figures ---
 
 
-def test_section_starts_with_summary_and_calls_nothing_safe(tmp_path: Path) -> None:
-    text = attacked(tmp_path, a_head(inversion=an_inversion()), of_inversion()).text
-    part = text[text.index("Leakage: results of attacks") :]
-    assert part.startswith(
-        "Leakage: results of attacks Summary for data owners "
-        "What left north was enough to work out an image of it. How to read: each metric is what this "
-        "attack, with this strength, achieved; a stronger attack may achieve more, so no run is called safe."
-    )
-    assert "Formal privacy guarantee: no guarantee." in part
-    assert "each release (data sizes and parameters) was recorded after its node\u2019s gate" in part
-    assert "The repetition equals the run: its releases have the bytes of the audit log" in part
-    assert "fedstill attack runs/x The attacks took 1 min 12 s on 2-core x86_64, Linux." in part
+def test_section_starts_with_summary_and_calls_nothing_safe(tmp_path: Path, golden: Golden) -> None:
+    page = attacked(tmp_path, a_head(inversion=an_inversion()), of_inversion())
+    part = page.part("Leakage", "Nodes and their models")
+    golden("leakage-section-of-inversion", part)
+    assert "What left north was enough to work out an image of it." in part
+    assert "no guarantee" in part
+    assert "The repetition equals the run" in part
     assert '"attacks": [ "dlg", "inverting" ]' in part
 
 
@@ -175,12 +444,9 @@ def test_section_reports_disagreement_with_audit_log(tmp_path: Path) -> None:
 def test_inversion_table_has_baseline_without_attack(tmp_path: Path) -> None:
     page = attacked(tmp_path, a_head(inversion=an_inversion()), of_inversion())
     for expected in (
-        "Sent by a node all parameters "
-        "The adversary also knows the weights sent to the node, and the protocol "
-        "Attacked round 0, 1 local step of sgd; 4 victims with 1 image each",
-        "Attack Target PSNR Labels right Time DLG all parameters 31.2 \u00b1 4.0 dB 3 of 4 3.1 s "
+        "DLG all parameters 31.2 \u00b1 4.0 dB 3 of 4 3.1 s "
         "Inverting gradients all parameters 22.0 \u00b1 1.5 dB 4 of 4 3.1 s "
-        "Baseline without attack 9.8 dB, guessed",
+        "Baseline without attack 9.8 dB",
         "victim 1 victim 2 victim 3 victim 4 original DLG 30.1 dB 31.1 dB 32.1 dB 31.8 dB "
         "Inverting gradients 22.0 dB 23.5 dB 20.5 dB 22.0 dB",
     ):
@@ -212,18 +478,15 @@ def test_images_beyond_maximum_are_counted(tmp_path: Path) -> None:
     assert "30.0 dB" not in page.text  # of the eleventh
 
 
-def test_membership_table_has_intervals_and_resolution_note(tmp_path: Path) -> None:
+def test_membership_table_has_intervals_and_resolution_note(tmp_path: Path, golden: Golden) -> None:
     page = attacked(tmp_path, a_head(**generated()), of_copying())
+    golden("leakage-section-of-generated-images", page.part("Leakage", "Nodes and their models"))
     for expected in (
-        "student The adversary sees the student's outputs about any input. It was tested on 1,437 members "
-        "and 360 others, with 16 shadow models",
-        "answers of south The adversary sees what south answered.",
-        "with 8 shadow models, each trained alone as a node trains its model.",
         "LiRA student 61.2% (58.3 to 64.1) 2.8% (2.0 to 3.8) 40 of 1,437; false alarms: 3 of 360 "
         "0.8% (0.4 to 1.5) 12 of 1,437; false alarms: 0 of 360",
         "loss threshold student 51.0% (47.7 to 54.4) not significantly different from guessing 1.0%",
         "Baseline without attack 50% 1% 0.1%",
-        "0.1% false alarms need at least 1,000 others",
+        "1,000 others",
     ):
         assert expected in page.text, expected
     assert (
@@ -238,12 +501,11 @@ def test_membership_table_has_intervals_and_resolution_note(tmp_path: Path) -> N
 def test_memorization_is_compared_with_held_out_images(tmp_path: Path) -> None:
     page = attacked(tmp_path, a_head(**generated()), of_copying())
     for expected in (
-        "1,000 images inputs that the server sent to nodes; the adversary is anyone who sees them",
         "pixels 1,000 images 58.2% (55.1 to 61.2) 1,000 generated, 1,437 private, 360 held-out "
         "0.034 999 permutations -3.2 p 0.00066 0.64 0.71",
         "features of the student 1,000 images 50.0%",
-        "The 10 closest pairs, by pixels ratio 0.64, north, closer than any held-out image ratio 0.66, south",
-        "ratio 0.82, south generated nearest private nearest held-out",
+        "ratio 0.64, north, closer than any held-out image ratio 0.66, south",
+        "ratio 0.82, south",
     ):
         assert expected in page.text, expected
     assert page.text.count("closer than any held-out image") == 4  # 0.642, 0.662, 0.682, 0.702; then 0.722
@@ -255,8 +517,7 @@ def test_memorization_is_compared_with_held_out_images(tmp_path: Path) -> None:
 def test_section_shows_inception_scores_and_label_counts(tmp_path: Path) -> None:
     text = attacked(tmp_path, a_head(**generated())).text
     for expected in (
-        "the nodes' own models, on average 5.10 of 1,000 images the student 7.70 of 1,000 images north 4.80 "
-        "south 5.41",
+        "5.10 of 1,000 images the student 7.70 of 1,000 images north 4.80 south 5.41",
         "2 nodes at 1 of 2 nodes 0.0% to 5.0%",
         "north exact 0.0 0 1 of 1 classes: two south noised 4.1 class zero -12.4 no class is absent "
         "reported as absent, but present: one",
@@ -308,11 +569,9 @@ def test_skipped_attacks_have_reasons(tmp_path: Path) -> None:
 def test_missing_images_are_reported(tmp_path: Path) -> None:
     leakage = a_head(inversion=an_inversion(), **generated())
     page = attacked(tmp_path, leakage)
-    missing = "No images: leakage.safetensors is not in the run\u2019s folder."
-    assert page.text.count(missing) == 2
+    assert page.text.count("No images: leakage.safetensors") == 2
     assert "31.2 \u00b1 4.0" in page.text
     page = attacked(tmp_path, leakage, of_inversion())
-    assert "the file has no images of this attack that can be shown" in page.text
     assert len(image_urls(page, "original")) == 4
     assert image_urls(page, "generated") == []
     two = {name: np.repeat(stack, 2, axis=1) for name, stack in of_inversion().items()}

@@ -27,6 +27,7 @@ from tests.support.comparison_files import (
     printed,
     records,
 )
+from tests.support.golden import Golden
 from tests.support.result_files import Page, refuse_loading
 
 
@@ -132,19 +133,18 @@ def test_missing_seeds_have_reasons(folder: Path) -> None:
     assert rows["fedavg"].spread("accuracy") == Spread(80.0, None)
 
 
-@pytest.mark.parametrize("width", [80, 190])
-def test_terminal_tables_show_methods_and_gaps(folder: Path, width: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "file"), [(80, "comparison-in-80-columns"), (190, "comparison-in-190-columns")]
+)
+def test_terminal_tables_show_methods_and_gaps(folder: Path, width: int, file: str, golden: Golden) -> None:
     text = printed(summarize(folder, compare.read_comparison_folder(folder)), width)
+    golden(file, text)
     line = next(line for line in text.splitlines() if line.startswith(" FedAvg "))
     expected = ["FedAvg", "84.0±4.0", "72.0±2.0", "2.0 kB", "500 B", "41", "12.5"]
     assert re.split(r"\s{2,}", line.replace(" ± ", "±").strip()) == expected
-    assert "FedAvg, accuracy: paper 82.5 ± 0.7, gap +1.5" in text
-    assert "FedAvg, local accuracy: paper 75.0, gap -3.0" in text
-    assert re.search(r"FedAvg +data sizes, parameters +same architecture", text)
-    whole = " ".join(text.split())
-    assert "few: refused: few cannot run: node-1: <no> & never" in whole
-    assert "Unequal conditions: few has other run options (split.nodes = 3)." in whole
-    assert "A & B 2020, Table 3" in whole
+    assert "paper 82.5 ± 0.7, gap +1.5" in text
+    assert "paper 75.0, gap -3.0" in text
+    assert "<no> & never" in " ".join(text.split())
 
 
 def test_records_have_one_row_per_measured_value(folder: Path) -> None:
@@ -160,8 +160,9 @@ def test_records_have_one_row_per_measured_value(folder: Path) -> None:
     )
 
 
-def test_latex_is_one_booktabs_table(folder: Path) -> None:
+def test_latex_is_one_booktabs_table(folder: Path, golden: Golden) -> None:
     text = comparison_latex(summarize(folder, compare.read_comparison_folder(folder)))
+    golden("comparison-latex", text)
     body = [line for line in text.splitlines() if not line.startswith("%")]
     assert body[0] == "\\begin{tabular}{lrrrrrrrrrr}"
     assert body[1] == "\\toprule"
@@ -176,11 +177,13 @@ def test_latex_is_one_booktabs_table(folder: Path) -> None:
     ours = "FedAvg & 84.0 $\\pm$ 4.0 & 72.0 $\\pm$ 2.0 & 2.0 kB & 500 B & 41 & 12.5"
     assert f"{ours} & 82.5 $\\pm$ 0.7 & $+1.5$ & 75.0 & $-3.0$ " in text
     assert "FedIOD & \\textbf{91.0 $\\pm$ 4.0}" in text
-    assert "few & \\multicolumn{10}{l}{refused: few cannot run: node-1: $<$no$>$ \\& never}" in text
+    assert "$<$no$>$ \\& never" in text
 
 
-def test_markdown_has_the_same_table(folder: Path) -> None:
-    lines = comparison_markdown(summarize(folder, compare.read_comparison_folder(folder))).splitlines()
+def test_markdown_has_the_same_table(folder: Path, golden: Golden) -> None:
+    text = comparison_markdown(summarize(folder, compare.read_comparison_folder(folder)))
+    golden("comparison-markdown", text)
+    lines = text.splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert "**50% skew_ed**" in lines
     assert {line.count("|") for line in table} == {13}
@@ -189,24 +192,14 @@ def test_markdown_has_the_same_table(folder: Path) -> None:
     assert any(line.startswith("| FedIOD | student | **91.0 ± 4.0** |") for line in table)
 
 
-def test_page_has_content_of_run_folders(folder: Path) -> None:
+def test_page_has_content_of_run_folders(folder: Path, golden: Golden) -> None:
     source = write_comparison(folder, compare.read_comparison_folder(folder)).read_text(encoding="utf-8")
     page = Page(source)
     refuse_loading(page, source)
     assert str(folder) not in source
-    for expected in (
-        "50% skew_ed",
-        "2 FedAvg student 84.0 ± 4.0 72.0 ± 2.0 2.0 kB 500 B 41 12.5 82.5 ± 0.7 +1.5 75.0 -3.0 "
-        "releases: data sizes, parameters needs: same architecture seed 0 seed 1 seed 2",
-        "4 few FedIOD, student refused: few cannot run: node-1: <no> & never",
-        "digits, 5 nodes, Dirichlet alpha 0.1",
-        "made up for a test",
-        "Unequal conditions: few has other run options (split.nodes = 3).",
-        "fedstill compare <mine>.toml",
-        "fedavg, local accuracy 75.0: A & B 2020, Table 4",
-        "mean ± sample standard deviation over 3 seeds",
-    ):
-        assert expected in page.text, expected
+    golden("comparison-page", page.lines)
+    assert "84.0 ± 4.0 72.0 ± 2.0 2.0 kB 500 B 41 12.5 82.5 ± 0.7 +1.5 75.0 -3.0 " in page.text
+    assert "fedstill compare <mine>.toml" in page.text
     labels = page.attributes("aria-label")
     assert (
         "Accuracy against bytes. Standalone 62.0%, 0 B; FedAvg 84.0%, 2.5 kB; FedIOD 91.0%, 40.0 kB."
@@ -257,9 +250,7 @@ def test_epsilon_is_maximum_over_nodes_and_seeds(folder: Path) -> None:
     assert by_label["fediod"].privacy_bound() is None
     assert by_label["fediod"].epsilon_text() == "no guarantee"
     assert by_label["standalone"].epsilon_text() == "nothing released"
-    assert summary.privacy_sentence() == (
-        "5 of 6 runs with releases have a formal privacy guarantee (see epsilon)."
-    )
+    assert "5 of 6 runs" in str(summary.privacy_sentence())
     write_comparison(folder, a_plan())
     page = Page((folder / "compare.html").read_text(encoding="utf-8")).text
     assert summary.privacy_sentence() in page
@@ -279,7 +270,7 @@ def test_all_formats_have_epsilon_column(folder: Path) -> None:
             protect(folder, f"{method}-seed{seed}", 2.0)
     plan = a_plan()
     summary = summarize(folder, plan)
-    assert summary.privacy_sentence() == ("All runs have a formal privacy guarantee (see epsilon).")
+    assert str(summary.privacy_sentence()).startswith("All runs ")
     head, _, *rows = [line for line in comparison_markdown(summary).splitlines() if line.startswith("|")]
     assert "| seconds | epsilon | paper |" in head
     assert all(row.count("|") == head.count("|") for row in rows)

@@ -1,0 +1,146 @@
+"""Data, models and options of a run, and the parts of it that its results need."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fedstill.core.compute import Compute
+from fedstill.core.errors import ArgumentError
+from fedstill.federation.secure_aggregation import AnyFederation
+from fedstill.methods._server import Server
+from fedstill.node.model_setup import prepare_model
+from fedstill.privacy.statement import PrivacyStatement
+from fedstill.protocol.method import method_name
+from fedstill.protocol.node_side import NodeSide
+from fedstill.runs.build import (
+    Setting,
+    check_method,
+    check_student_and_server_data,
+    input_shape,
+    normalization,
+)
+from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs_as_reloaded
+from fedstill.runs.loop import Loop
+
+
+class Run(Loop):
+    """Base class of runs.
+
+    Args:
+        setting: data, models and options of the server, and in a simulation of the nodes, too.
+
+    Attributes:
+        side: the method's part at the nodes.
+        notes: notes for the result.
+
+    Raises:
+        FedstillError: data, models and method do not fit together.
+    """
+
+    side: NodeSide
+
+    def __init__(self, setting: Setting) -> None:
+        method_name(setting.spec.method)  # raises if it is no method
+        kind = type(setting.spec.method)
+        if missing := kind.validate_class(kind):
+            raise ArgumentError("method", kind.__name__, missing)
+        super().__init__(setting)
+        self.task = setting.task
+        self.needs = self.method.needs()
+        check_method(setting.spec.method, setting.task, setting.public)
+        check_student_and_server_data(setting)
+        self.shape = input_shape(setting)
+        self.compute = Compute(setting.spec.engine).for_network(
+            self.shape, setting.student, force_float32=self.method.needs_float32
+        )
+        self.mean, self.std = normalization(setting)  # (C, 1, 1) each
+        self.student = self._prepare_network(setting.student, "student")
+        self.test = setting.test.to(self.compute.device)
+        self.public = None if setting.public is None else setting.public.to(self.compute.device)
+        self.evaluation = Evaluation(self.task, self.test, self.compute, setting.spec.seed)
+        self.notes: list[str] = []
+
+    @property
+    def has_student(self) -> bool:
+        """True if the method trains a student; an average built only for evaluation is none."""
+        return self.method.evaluated_model == "student"
+
+    def _prepare_network(self, model: torch.nn.Module, what: str) -> torch.nn.Module:
+        """Return a network on the device, split in two parts if the method needs them."""
+        parted, words, seed = self.needs.split_models, self.setting.vocabulary, self.setting.spec.seed
+        return prepare_model(model, self.compute, self.shape, seed, what, split_=parted, vocabulary=words)
+
+    def responses(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """Return the global model's outputs on inputs ``(N, C, ...)``; None if there is none."""
+        if not self.has_student:
+            return None
+        return student_outputs_as_reloaded(self.setting.student, inputs, self.compute)
+
+    def _make_server(self, federation: AnyFederation, student: torch.nn.Module, kinds: Any) -> Server:
+        """Create the server in its initial state, without sending queries."""
+        return Server(
+            self.method,
+            federation=federation,
+            student=student,
+            task=self.task,
+            shape=self.shape,
+            mean=tuple(self.mean.flatten().tolist()),
+            std=tuple(self.std.flatten().tolist()),
+            compute=self.compute,
+            seed=self.setting.spec.seed,
+            local=self.setting.spec.nodes.local,
+            public=self.public,
+            architectures=kinds,
+            schema=self.setting.schema,
+        )
+
+    def progress_info(self) -> dict[str, str]:
+        main_metric = self.task.metrics[0]
+        return {
+            "title": self.method.title,
+            "metric": main_metric.key,
+            "metric_title": main_metric.title,
+            "unit": main_metric.unit,
+            "better": main_metric.better,
+        }
+
+    def _save_samples(self, server: Server) -> None:
+        count = self.setting.spec.evaluation.samples
+        samples = server.preview_samples(count) if count else None
+        if samples is None:
+            return
+        step_name, samples = f"{server.completed_steps:06d}", samples.cpu()
+        if self.task.form != "rows":  # images as uint8
+            samples = (samples * self.std + self.mean).clamp(0, 1).mul(255).round().to(torch.uint8)
+        self.records.samples[step_name] = samples.contiguous()  # as safetensors requires it
+        maps = server.preview_maps(count)
+        if maps is not None:
+            # A copy, as safetensors refuses shared memory.
+            self.records.samples[f"{step_name}.maps"] = maps.cpu().contiguous().clone()
+
+    # --- for the results ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def describe_nodes(self) -> list[dict[str, Any]]:
+        """Describe each node, as far as it is known here."""
+
+    @abstractmethod
+    def privacy_statements(self) -> Mapping[str, PrivacyStatement]:
+        """Return the nodes' privacy statements, as far as they are known."""
+
+    def group_info(self) -> Mapping[str, Any]:
+        """Return the groups in which nodes are computed."""
+        return {}
+
+    def test_outputs(self) -> Outputs:
+        """Return outputs on the test set; remote nodes' models are not available."""
+        return Outputs(self.responses(self.test.inputs))
+
+    def baseline_metrics(self, outputs: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
+        """Return metrics of the baselines: nodes' models, their ensemble, the centralized upper bound."""
+        unknown = dict.fromkeys(("local", "standalone", "ensemble"))
+        return {**unknown, "centralized": {self.task.metric: None}}
