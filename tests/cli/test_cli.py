@@ -29,6 +29,7 @@ from fedstill.protocol.needs import Needs
 from fedstill.runs import presets, spec
 from fedstill.runs.spec import RunSpec
 from fedstill.tasks import TASKS
+from tests.support.golden import Golden
 
 Main = Callable[..., tuple[int, str, str]]
 
@@ -99,6 +100,16 @@ def test_overview_has_examples_and_every_command_in_30_lines(command: Main, word
     for name in COMMANDS:
         assert re.search(rf"^  {name} +\w", out, re.MULTILINE), name
     assert re.findall(r"^  fedstill (\w+)", out, re.MULTILINE) == ["run", "compare", "attack"]
+
+
+def test_help_of_each_command(command: Main, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+    pages = []
+    monkeypatch.setenv("COLUMNS", "100")
+    for words in ("", *COMMANDS):
+        code, out, err = command(*words.split(), "--help")
+        assert (code, err) == (0, ""), words
+        pages.append(f"$ fedstill {words} --help\n{out}")
+    golden("help", "\n".join(pages))
 
 
 def test_help_of_run_shows_few_options_without_importing_torch(command: Main) -> None:
@@ -250,108 +261,77 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
     assert type(configured) is type(value)
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("fly", "unknown command 'fly': `fedstill --help` lists them"),
-        ("--verison", "unknown option '--verison': did you mean '--version'?"),
-        ("run", "fedstill run needs PRESET|FILE.toml (see `fedstill run --help`)"),
-        ("list all", "unknown method 'all': `fedstill list` shows all"),
-        ("report nowhere", "nowhere/result.json is missing"),
-        ("run no.toml", "cannot read 'no.toml': No such file or directory"),
-        ("run fedprox", "unknown preset 'fedprox': did you mean 'digits-fedprox'?"),
-        ("run unheard", "unknown preset 'unheard': `fedstill list presets` shows all"),
-        ("run mnist", "unknown preset 'mnist': did you mean 'mnist-fedmd-cg'?"),
-        (
-            "run fashion-mnist",
-            "unknown preset 'fashion-mnist': `fedstill list presets` shows all; nearest: '",
-        ),
-        ("config lain", "unknown preset 'lain': did you mean 'lain/config.toml'?"),
-        (
-            "config a_lab:Their",
-            "unknown preset 'a_lab:Their': did you mean `demo --method.name a_lab:Their`?",
-        ),
-        ("run mine.toml other.toml", "fedstill run takes no 'other.toml' (see `fedstill run --help`)"),
-        ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
-        ("run mine.toml --zzz 3", "unknown option '--zzz': `fedstill run mine.toml --help-all` lists all"),
-        (
-            "run --resume x --method.steps 3",
-            "unknown option '--method.steps': a resumed run keeps its options",
-        ),
-        ("run mine.toml --method fedkd", "unknown option '--method': did you mean '--method.name fedkd'?"),
-        ("run mine.toml --method fekdd", "unknown option '--method': did you mean '--method.name fedkd'?"),
-        ("run mine.toml --method.name fekdd", "unknown method 'fekdd': did you mean 'fedkd'?"),
-        ("run digits-fekdd", "unknown preset 'digits-fekdd': did you mean 'digits-fedkd'?"),
-        ("rnu", "unknown command 'rnu': did you mean 'run'?"),
-        ("offline init", "unknown command 'offline init': the commands of `fedstill offline` are make"),
-        ("run mine.toml --nodez.count 3", "unknown option '--nodez.count': did you mean '--nodes'?"),
-        ("run mine.toml --stpes 3", "unknown option '--stpes': did you mean '--method.steps'?"),
-        ("compare fedkd fedavg --fekd.epochs 3", "unknown option '--fekd.epochs': did you mean '--fedkd.ep"),
-        ("run mine.toml --seed x", "invalid seed = 'x' (expected an integer"),
-        ("run mine.toml --seed", "--seed needs a value (expected an integer"),
-        ("run mine.toml --seed=", "--seed needs a value (expected an integer"),
-        ("run mine.toml --method.name", "--method.name needs a value (expected standalone"),
-        ("run mine.toml --data.root", "--data.root needs a value (expected a text"),
-        ("run mine.toml --seed -1", "invalid seed = -1 (expected 0 or more"),
-        ("run mine.toml --split.alpha nan", "invalid split.alpha = 'nan' (expected a number"),
-        ("run mine.toml --seed 1_0", "invalid seed = '1_0' (expected an integer"),
-        ("run mine.toml --split.alpha 1_0", "invalid split.alpha = '1_0' (expected a number"),
-        ("compare fedavg --seeds 1_0", "invalid --seeds = '1_0' (expected an integer"),
-        (
-            "run mine.toml --split.alpha 0.5 --split.name iid",
-            "invalid split.alpha = '0.5' (expected none: split 'iid' has no such option",
-        ),
-        ("run mine.toml --split.alpha.x 3", "unknown option '--split.alpha.x': did you mean '--split.alpha'"),
-        (
-            "compare fedavg --split.name iid --split.alpha 1",
-            "invalid split.alpha = '1' (expected none: split",
-        ),
-        (
-            "run mine.toml --evaluation.centralized so",
-            "invalid evaluation.centralized = 'so' (expected true or",
-        ),
-        ("run mine.toml --nodes.models", "invalid nodes.models = [] (expected a list of one model or more"),
-        ("run mine.toml --method.tau -1", "invalid method.tau = -1.0 (expected above 0, or inf"),
-        (
-            "run mine.toml --resume there",
-            "fedstill run --resume takes no 'mine.toml' (see `fedstill run --help`)",
-        ),
-        (
-            "run plan.toml",
-            "invalid fedstill run = 'plan.toml' (expected a run's file: this one compares runs",
-        ),
-        ("run mine.toml --nodes.epochs 3", "unknown option '--nodes.epochs': did you mean '--nodes.local.ep"),
-        ("compare fedavg --public digits", "unknown option '--public': did you mean '--public.name'?"),
-        ("run mine.toml --quite", "unknown option '--quite': did you mean '--quiet'?"),
-        ("compare fedav", "unknown method or preset 'fedav': did you mean 'fedavg'?"),
-        ("compare fedavg no.toml", "cannot read 'no.toml': No such file or directory"),
-        ("compare fedavg --seeds 0", "invalid --seeds = 0 (expected 1 or more"),
-        ("compare fedavg --seed 3", "unknown option '--seed': did you mean '--seeds'?"),
-        ("compare fedavg fedavg", "invalid methods = 'fedavg, fedavg' (expected each once"),
-        ("compare fedavg --fedavg.zz 3", "unknown option '--fedavg.zz' (expected --fedavg.rounds"),
-        ("compare fedavg --zz 3", "unknown option '--zz': `fedstill compare fedavg --help-all` lists all"),
-        ("compare fedavg --method.rounds 3", "--method.rounds is an option of one method"),
-        ("compare fedavg --split.alpha few", "invalid split.alpha = 'few' (expected a number"),
-        (
-            "compare fedavg --split.nodes 2 fediod",
-            "invalid split.nodes = '2 fediod' (expected an integer",
-        ),
-        (
-            "compare fedavg plan.toml",
-            "invalid fedstill compare = 'fedavg plan.toml' (expected one comparison's",
-        ),
-        ("run demo --split.alfa 1", "unknown option '--split.alfa': did you mean '--split.alpha'?"),
-        ("run demo --split.turns 1", "unknown option '--split.turns': there are --split."),
-        ("compare --resume there", "there is not a comparison: it has no compare.toml"),
-    ],
-)
-def test_bad_words_are_one_line(command: Main, here: Path, runs: Runs, words: str, line: str) -> None:
+BAD_WORDS = """
+fly
+--verison
+run
+list all
+report nowhere
+run no.toml
+run fedprox
+run unheard
+run mnist
+run fashion-mnist
+config lain
+config a_lab:Their
+run mine.toml other.toml
+run mine.toml --splt.nodes 3
+run mine.toml --zzz 3
+run --resume x --method.steps 3
+run mine.toml --method fedkd
+run mine.toml --method fekdd
+run mine.toml --method.name fekdd
+run digits-fekdd
+rnu
+offline init
+run mine.toml --nodez.count 3
+run mine.toml --stpes 3
+compare fedkd fedavg --fekd.epochs 3
+run mine.toml --seed x
+run mine.toml --seed
+run mine.toml --seed=
+run mine.toml --data.root
+run mine.toml --seed -1
+run mine.toml --split.alpha nan
+run mine.toml --seed 1_0
+run mine.toml --split.alpha 1_0
+compare fedavg --seeds 1_0
+run mine.toml --split.alpha 0.5 --split.name iid
+run mine.toml --split.alpha.x 3
+compare fedavg --split.name iid --split.alpha 1
+run mine.toml --evaluation.centralized so
+run mine.toml --nodes.models
+run mine.toml --method.tau -1
+run mine.toml --resume there
+run plan.toml
+run mine.toml --nodes.epochs 3
+compare fedavg --public digits
+run mine.toml --quite
+compare fedav
+compare fedavg no.toml
+compare fedavg --seeds 0
+compare fedavg --seed 3
+compare fedavg fedavg
+compare fedavg --fedavg.zz 3
+compare fedavg --zz 3
+compare fedavg --method.rounds 3
+compare fedavg --split.alpha few
+compare fedavg --split.nodes 2 fediod
+compare fedavg plan.toml
+run demo --split.alfa 1
+run demo --split.turns 1
+compare --resume there
+"""
+
+
+def test_bad_words_are_one_line(command: Main, here: Path, runs: Runs, golden: Golden) -> None:
     (here / "folder.toml").mkdir()
     (here / "lain").mkdir()
     (here / "lain" / "config.toml").touch()
     (here / "plan.toml").write_text('methods = ["fedavg"]', encoding="utf-8")
-    assert one_line(command(*words.split())).startswith(line)
+    words = BAD_WORDS.strip().splitlines()
+    lines = [f"$ fedstill {each}\n{one_line(command(*each.split()))}" for each in words]
+    golden("errors-of-the-command", "\n".join(lines))
     assert runs.calls == []
     assert sorted(file.name for file in here.iterdir()) == ["folder.toml", "lain", "mine.toml", "plan.toml"]
 
@@ -373,20 +353,23 @@ def test_a_misspelled_table_is_no_comparison(command: Main, here: Path) -> None:
     assert "compares runs" not in output
 
 
-def test_bad_files_are_one_line(command: Main, here: Path) -> None:
-    for text, line in [
-        (
-            '[method]\nname = "fediod"\n[split]\nnods = 3',
-            "unknown key 'split.nods': did you mean 'split.nodes'?",
-        ),
-        ('[method]\nname = "fediod"\nnam = "x"', "unknown key 'method.nam': did you mean 'method.name'?"),
-        ('method.name = "fediod"\nseed = "a\\nb"', r"invalid seed = 'a\nb' (expected an integer"),
-        ("seed = 3", "invalid method.name = '' (expected one of standalone, "),
-        ("seed 3", "mine.toml is not TOML: "),
-        ('extends = "mine"', "unknown preset 'mine'"),
-    ]:
+def test_bad_files_are_one_line(command: Main, here: Path, golden: Golden) -> None:
+    assert one_line(command("run", "mine.toml", "--method.name")).startswith("--method.name needs a value (")
+    lines = []
+    for text in (
+        '[method]\nname = "fediod"\n[split]\nnods = 3',
+        '[method]\nname = "fediod"\nnam = "x"',
+        'method.name = "fediod"\nseed = "a\\nb"',
+        'extends = "mine"',
+    ):
         (here / "mine.toml").write_text(text, encoding="utf-8")
-        assert one_line(command("run", "mine.toml")).startswith(line)
+        lines.append(f"{text}\n=> {one_line(command('run', 'mine.toml'))}\n")
+    golden("errors-in-files", "\n".join(lines))
+    # The rest lists all methods, or is in the parser's words.
+    (here / "mine.toml").write_text("seed = 3", encoding="utf-8")
+    assert one_line(command("run", "mine.toml")).startswith("invalid method.name = '' (expected one of ")
+    (here / "mine.toml").write_text("seed 3", encoding="utf-8")
+    assert one_line(command("run", "mine.toml")).startswith("mine.toml is not TOML: ")
 
 
 # --- runs -------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, cost_to_dict
 from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import from_dict, load_toml
+from tests.support.golden import Golden
 from tests.support.node_services import FEDIOD as FEDIOD_OPTIONS
 from tests.support.node_services import Clinic
 
@@ -452,26 +453,24 @@ def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture
 # --- what cannot be planned ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "output"),
-    [
-        (["plan"], "fedstill privacy plan needs RUN"),
-        (["plan", "digits-fediod", "--epsilon", "much"], "invalid --epsilon = 'much' (expected a number"),
-        (["plan", "digits-fediod", "--epsilon", "0"], "epsilon = 0.0 (expected"),
-        (["plan", "digits-fediod", "--method.rounds", "3"], "method 'fediod' has no such option"),
-        (["plan", "digits-fediod", "--steps", "0"], "invalid --steps = 0 (expected"),
-        (["plan", "digits-fedkd-private", "--noise", "critics=3"], "did you mean 'critic'"),
-        (["plan", "digits-fediod", "--noise", "3"], "nothing of this run takes noise"),
-        (["plan", "digits-fediod", "--noise", "critic=3"], "none, as mechanism 'none' draws no noise"),
-        (["cost", "gaussian(0)"], "above 0"),
-        (["cost", "gaussian(1)", "0"], "1 or more"),
-        (["nothing"], "unknown command"),
-    ],
+MISTAKES = (
+    "plan",
+    "plan digits-fediod --epsilon much",
+    "plan digits-fediod --epsilon 0",
+    "plan digits-fediod --method.rounds 3",
+    "plan digits-fediod --steps 0",
+    "plan digits-fedkd-private --noise critics=3",
+    "plan digits-fediod --noise 3",
+    "plan digits-fediod --noise critic=3",
+    "cost gaussian(0)",
+    "cost gaussian(1) 0",
+    "nothing",
 )
-def test_invalid_option_is_one_line(
-    capsys: pytest.CaptureFixture[str], words: list[str], output: str
-) -> None:
-    assert output in stdout_of(capsys, *words, code=2)
+
+
+def test_invalid_option_is_one_line(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+    lines = [f"$ fedstill privacy {words}\n{stdout_of(capsys, *words.split(), code=2)}" for words in MISTAKES]
+    golden("errors-of-privacy", "".join(lines))
 
 
 def test_a_run_that_would_be_refused_has_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
