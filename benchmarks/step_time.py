@@ -28,11 +28,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fedstill
 from fedstill import models
-from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.compute import Compute, EngineConfig, Workers
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import seeded, torch_generator
-from fedstill.core.workers import Workers
 from fedstill.federation.inprocess import InProcess
 from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD

@@ -24,7 +24,7 @@ from fedstill.data import load, make_data_config
 from fedstill.methods.fedmd_cg import FedMDCG
 from fedstill.models import build
 from fedstill.models.extractor_head import split_model
-from fedstill.models.generators import append_one_hot
+from fedstill.models.gan import append_one_hot
 from fedstill.models.inference import predict
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog

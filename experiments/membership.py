@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fedstill import models
-from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.attacks.membership_inference import (
     TITLES,
     MembershipInference,

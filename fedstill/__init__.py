@@ -6,7 +6,7 @@ file), :func:`fedstill.compare_methods` (several methods) and :func:`fedstill.lo
 Packages, from the top. Each may import the packages below it (``make test`` checks that). The docstring of
 its ``__init__`` describes its modules:
 
-- ``cli``: the command line; ``api``, ``studies``: the Python API
+- ``cli``: the command line; ``api``: the Python API
 - ``report``: reports, tables and figures of runs; ``compare``: many runs on equal terms
 - ``attacks``: privacy attacks on runs
 - ``student``: load, predict, evaluate and export the student of a run
@@ -28,8 +28,11 @@ from typing import TYPE_CHECKING, Any
 from fedstill.core.version import __version__ as __version__
 
 if TYPE_CHECKING:  # the same names for tools that read types
+    from fedstill.api import Compared as Compared
     from fedstill.api import Outcome as Outcome
+    from fedstill.api import compare_methods as compare_methods
     from fedstill.api import distil as distil
+    from fedstill.api import run_preset as run_preset
     from fedstill.core.compute import EngineConfig as EngineConfig
     from fedstill.core.dataset import TensorData as TensorData
     from fedstill.core.errors import FedstillError as FedstillError
@@ -74,6 +77,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.lg_fedavg import LGFedAvg as LGFedAvg
     from fedstill.methods.public_only import PublicOnly as PublicOnly
     from fedstill.methods.standalone import Standalone as Standalone
+    from fedstill.models.backbones import Features as Features
     from fedstill.models.model_config import CustomModel as CustomModel
     from fedstill.node.policy import PolicyConfig as PolicyConfig
     from fedstill.privacy.config import DPTrainingConfig as DPTrainingConfig
@@ -93,18 +97,15 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.runs.method_check import check_method as check_method
     from fedstill.student.student_model import StudentModel as StudentModel
     from fedstill.student.student_model import load as load
-    from fedstill.studies import Compared as Compared
-    from fedstill.studies import compare_methods as compare_methods
-    from fedstill.studies import run_preset as run_preset
-    from fedstill.tasks.config import TaskConfig as TaskConfig
     from fedstill.tasks.instances import InstancesConfig as InstancesConfig
     from fedstill.tasks.reconstruction import ReconstructionConfig as ReconstructionConfig
     from fedstill.tasks.segmentation import SegmentationConfig as SegmentationConfig
+    from fedstill.tasks.task import TaskConfig as TaskConfig
 
 # Public names by module. They are imported at first use, as torch takes seconds to import and
 # `fedstill --help` does not need it.
 _PUBLIC_NAMES = {
-    "api": "Outcome distil",
+    "api": "Compared Outcome compare_methods distil run_preset",
     "core.compute": "EngineConfig",
     "core.dataset": "TensorData",
     "core.errors": "FedstillError",
@@ -145,6 +146,7 @@ _PUBLIC_NAMES = {
     "methods.lg_fedavg": "LGFedAvg",
     "methods.public_only": "PublicOnly",
     "methods.standalone": "Standalone",
+    "models.backbones": "Features",
     "models.model_config": "CustomModel",
     "node.policy": "PolicyConfig",
     "privacy.config": "GradientsConfig NoPrivacy PrivacyConfig DPTrainingConfig",
@@ -155,8 +157,7 @@ _PUBLIC_NAMES = {
     "report.statistics": "CaseDifference SeedDifference paired_difference seed_difference",
     "runs.method_check": "check_method",
     "student.student_model": "StudentModel load",
-    "studies": "Compared compare_methods run_preset",
-    "tasks.config": "TaskConfig",
+    "tasks.task": "TaskConfig",
     "tasks.instances": "InstancesConfig",
     "tasks.reconstruction": "ReconstructionConfig",
     "tasks.segmentation": "SegmentationConfig",

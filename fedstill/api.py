@@ -1,8 +1,14 @@
-"""The Python API: :func:`distil` trains a student from your own modules and data, one per node."""
+"""The Python API: train a student from your own modules and data, or run presets and files.
+
+:func:`distil` takes modules and data, one per node. :func:`run_preset` and :func:`compare_methods` take
+presets and TOML files. They resume a run that was interrupted and read one that is finished, so that a
+notebook's cell can be run again.
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +21,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedstill.core.compute import EngineConfig, use_torch_defaults
-from fedstill.core.config_tables import to_table
+from fedstill.compare import comparison_runner
+from fedstill.compare.comparison import (
+    COMPARISON_FILE,
+    base_run,
+    is_file_listing_methods,
+    methods_by_label,
+    plan_comparison,
+    read_comparison,
+    read_comparison_folder,
+)
+from fedstill.core.compute import Compute, EngineConfig, use_torch_defaults
+from fedstill.core.config_tables import merge_tables, to_table, unflatten
 from fedstill.core.dataset import TensorData, as_tensor
 from fedstill.core.errors import ArgumentError, DataError, RunFolderError, caller_context
 from fedstill.core.name_normalization import TEXT_DTYPE_KINDS, normalize_class_names
 from fedstill.core.progress import ProgressBar
-from fedstill.core.run_writer import OBJECTS_FILE, make_folder, parse_folder, write_text
+from fedstill.core.run_writer import OBJECTS_FILE, make_folder, parse_folder, read_object, write_text
 from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.data import in_memory_data
 from fedstill.data.in_memory_data import (
@@ -31,11 +47,12 @@ from fedstill.data.in_memory_data import (
     to_input_tensor,
     to_target_tensor,
 )
-from fedstill.data.public import PublicData
+from fedstill.data.public import PublicConfig, PublicData
 from fedstill.data.table_data import encode_frame, is_data_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import custom_model
+from fedstill.models.backbones import BackboneWithHead, Features, RawInputs, ScaledHead
 from fedstill.models.hugging_face import wrap_hugging_face
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import CustomModel, ModelConfig, read_model_config
@@ -45,15 +62,18 @@ from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
-from fedstill.report.terminal import run_summary
-from fedstill.runs.build import Setting, make_nodes
+from fedstill.report.comparison_page import write_comparison
+from fedstill.report.terminal import comparison_summary, run_summary
+from fedstill.runs import run
+from fedstill.runs.build import Setting, digest_examples, make_nodes
+from fedstill.runs.feature_space import to_feature_space
 from fedstill.runs.run import progress_bars, require_empty_folder, write_simulation_result
 from fedstill.runs.simulation import Simulation
-from fedstill.runs.spec import EvaluationConfig, NodesConfig, RunSpec, StudentConfig
+from fedstill.runs.spec import EvaluationConfig, NodesConfig, RunSpec, StudentConfig, from_dict, load, to_dict
 from fedstill.runs.student_file import network_name
 from fedstill.tasks import TASKS, Task, TaskConfig
 from fedstill.track import Tracker
-from fedstill.track.tracker import TrackerGroup
+from fedstill.track.trackers import TrackerGroup
 
 # DataFrames have no type here, as pandas and polars are optional.
 Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any] | Any
@@ -64,8 +84,9 @@ class Outcome:
     """Result of :func:`distil`. Its ``repr`` is a summary of a few lines.
 
     Args:
-        student: the trained student, which is the module passed to :func:`distil`, in evaluation mode. None
-            if the method trains no whole global model, for example if nodes keep a part of their model.
+        student: the trained student in evaluation mode: the module passed to :func:`distil`, with
+            ``features`` on top of the backbone. None if the method trains no whole global model, for example
+            if nodes keep a part of their model.
         result: content of ``result.json``: metrics in their units (accuracy in percent), transmitted bytes,
             numbers of queries, seconds, and the privacy cost. The keys are listed in
             ``docs/reference/files.md``.
@@ -85,6 +106,26 @@ class Outcome:
 
     def __repr__(self) -> str:
         return f"Outcome of {run_summary(self.result, self.folder)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """Results of :func:`compare_methods`. Its ``repr`` has a line for each method.
+
+    Args:
+        folder: folder of the comparison, with ``compare.csv`` (one line per method, setting and seed) and
+            ``compare.html``.
+        results: content of each finished run's ``result.json``, by the name of the run's folder, such as
+            ``"fedavg-seed0"``.
+        not_run: reasons why other runs could not run, by the names of their folders.
+    """
+
+    folder: Path
+    results: Mapping[str, Mapping[str, Any]]
+    not_run: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return f"Compared {comparison_summary(self.results, self.not_run, self.folder)}"
 
 
 @caller_context("distil")
@@ -110,6 +151,7 @@ def distil(
     vocabulary: int = 0,
     schema: TableSchema | str | Path | None = None,
     perceptual: str | Path = "",
+    features: Features | None = None,
     every: int | None = None,
     link: LinkConfig | None = None,
     out: str | Path | None = None,
@@ -179,6 +221,9 @@ def distil(
             methods that generate rows respect it. Default: None, features are any numbers.
         perceptual: path of a .safetensors file of VGG-16 or VGG-19 weights with torchvision's names, for
             perceptual losses. Default: ``""``, these losses are off.
+        features: pretrained backbone, such as ``Features("timm:resnet18", weights="resnet18.safetensors")``.
+            The features of all examples are computed once. ``models`` and ``student`` are then heads, which
+            take rows ``(N, F)``. Default: None, models take the examples.
         engine: device, precision, and whether equal models are stacked. Default: ``EngineConfig()``.
         link: wire format of the tensors, and rules for nodes that fail. Default: ``LinkConfig()``, full
             precision, the run stops.
@@ -249,8 +294,28 @@ def distil(
         table_schema.classes if table_schema else tuple(map(str, range(learning_task.classes)))
     )
     shape = tuple(test_data.inputs.shape[1:])
-    interface = Interface(learning_task, label_names, shape, vocabulary, mean, std, table_schema)
     parts = [to_tensors(examples, f"data[{index}]") for index, examples in enumerate(data)]
+    public_data = _convert_public(public, to_tensors, learning_task)
+    space = None
+    if features is not None and features:
+        channels = shape[0] if learning_task.form == "images" else 0
+        raw = RawInputs(shape, mean or (0.5,) * channels, std or (0.5,) * channels, vocabulary)
+        learning_task = learning_task.on_features()
+        if table_schema:
+            raise ArgumentError("features", features.backbone, "none for rows of a table")
+        parts, test_data, public_data, space = to_feature_space(
+            features,
+            raw,
+            PublicConfig(),
+            parts,
+            test_data,
+            public_data,
+            compute=Compute(engine),
+            data_digest=digest_examples(parts),
+            progress=progress,
+        )
+        shape, mean, std, vocabulary = (space.backbone.width,), (), (), 0
+    interface = Interface(learning_task, label_names, shape, vocabulary, mean, std, table_schema)
     modules = [_convert_model(model, interface, index, seed) for index, model in enumerate(models)]
     nodes = make_nodes(parts, modules, names, policies, privacies)
     spec = RunSpec(
@@ -265,6 +330,7 @@ def distil(
         ),
         method=METHODS[method]() if isinstance(method, str) else method or FedIOD(),
         student=StudentConfig(model=network_name(student, learning_task, shape, vocabulary)),
+        features=features or Features(),
         engine=engine or EngineConfig(),
         link=link or LinkConfig(),
         evaluation=EvaluationConfig(every=every, centralized=False),
@@ -275,12 +341,13 @@ def distil(
         nodes=nodes,
         student=student,
         test=test_data,
-        public=_convert_public(public, to_tensors, learning_task),
+        public=public_data,
         classes=given_names,
         mean=mean,
         std=std,
         vocabulary=vocabulary,
         schema=table_schema,
+        feature_space=space,
     )
     if track and out is None:
         raise ArgumentError("track", list(map(str, track)), "() unless out= is given, where trackers write")
@@ -296,7 +363,131 @@ def distil(
         bars = progress_bars(folder, progress, write_report)
         results = write_simulation_result(simulation, about, simulation.run(folder, bars=bars), folder)
         write_report(folder)
-    return Outcome(student if simulation.has_student else None, results, folder)
+    if not simulation.has_student:
+        return Outcome(None, results, folder)
+    trained = student if space is None else BackboneWithHead(space.backbone, ScaledHead(space.scale, student))
+    return Outcome(trained.eval(), results, folder)
+
+
+@caller_context("options")
+@use_torch_defaults()
+def run_preset(
+    target: str | Path,
+    options: Mapping[str, Any] | None = None,
+    *,
+    out: str | Path,
+    progress: bool = False,
+) -> Mapping[str, Any]:
+    """Run a preset or a TOML file, as the command ``fedstill run`` does.
+
+    Args:
+        target: name of a preset, or path of a run's ``.toml`` file.
+        options: options to change, by dotted name, such as ``{"method.steps": 50, "seed": 1}``. Default:
+            none.
+        out: folder of the run. A run of the same options that was interrupted there resumes, and a finished
+            one is read.
+        progress: show progress on standard error, as bars on a terminal and as lines elsewhere. Default:
+            False.
+
+    Returns:
+        Content of ``result.json``: metrics in their units, bytes, queries, seconds, and the privacy cost.
+
+    Raises:
+        RunFolderError: ``out`` holds another run or other files.
+        UnknownName: there is no such preset or option.
+        ArgumentError: an option has an invalid value.
+        FedstillError: base class of all of these; also raised if the run fails.
+
+    Example:
+        >>> result = fedstill.run_preset("demo", {"method.steps": 50}, out="runs/demo")  # doctest: +SKIP
+        >>> result["accuracy"]  # doctest: +SKIP
+        91.7
+    """
+    config = from_dict(merge_tables(RunSpec, to_dict(load(str(target))), unflatten(options or {})))
+    folder = parse_folder(out)
+    again = shlex.join(["fedstill", "run", str(folder / "config.toml")])
+    run.run_or_resume(config, folder, command=again, progress=progress, report=write_report)
+    write_report(folder)
+    return read_object(folder / "result.json")  # read, as it is read again: without numbers that JSON has not
+
+
+@caller_context("options")
+@use_torch_defaults()
+def compare_methods(
+    methods: str | Path | Sequence[str],
+    options: Mapping[str, Any] | None = None,
+    *,
+    out: str | Path,
+    base: str | Path | None = None,
+    seeds: int | None = None,
+    leakage: bool = False,
+    progress: bool = False,
+) -> Compared:
+    """Compare several methods on equal terms, as the command ``fedstill compare`` does.
+
+    Args:
+        methods: names of methods, presets or TOML files of runs; or the ``.toml`` file of one comparison.
+        options: options to change, by dotted name: of all runs, as ``{"split.nodes": 10}``, or of one of
+            several methods, as ``{"fediod.steps": 50}``. Default: none.
+        out: folder of the comparison. An equal comparison that was interrupted there resumes, also with more
+            seeds.
+        base: preset or TOML file with all options except the method. Default: None, the comparison's file or
+            the digits.
+        seeds: number of seeds, 1 or more. Default: None, the comparison's file or 1.
+        leakage: also attack each run. Default: False.
+        progress: show progress on standard error. Default: False.
+
+    Returns:
+        The results of all runs, and reasons why some could not run.
+
+    Raises:
+        RunFolderError: ``out`` holds another comparison or other files.
+        UnknownName: a name or an option does not exist.
+        ArgumentError: an option has an invalid value.
+        FedstillError: base class of all of these; also raised if no method can run.
+
+    Example:
+        >>> fedstill.compare_methods(["fedkd", "fedavg"], out="runs/compare", seeds=3)  # doctest: +SKIP
+    """
+    folder, given = parse_folder(out), dict(options or {})
+    names = [str(methods)] if isinstance(methods, (str, Path)) else [str(name) for name in methods]
+    if len(names) == 1 and is_file_listing_methods(names[0]):
+        if base is not None:
+            raise ArgumentError("base", str(base), f"None with {names[0]}, which has its own")
+        plan = read_comparison(Path(names[0]), seeds=seeds, changes=given, leakage=leakage)
+    else:
+        base_target = None if base is None else str(base)
+        shared = to_dict(base_run(names, base_target))  # also registers its plugins
+        options_by_method: dict[str, dict[str, Any]] = {}
+        for label in methods_by_label(names, {}):
+            method_options = [name for name in given if name.startswith(f"{label}.")]
+            if (
+                method_options and label not in shared
+            ):  # otherwise options of all runs in a table of this name
+                options_by_method[label] = unflatten(
+                    {name.removeprefix(f"{label}."): given.pop(name) for name in method_options}
+                )
+        seed_count = 1 if seeds is None else seeds
+        plan = plan_comparison(
+            names,
+            base=base_target,
+            seeds=seed_count,
+            changes=given,
+            options=options_by_method,
+            leakage=leakage,
+        )
+    comparison_runner.compare(
+        plan,
+        folder,
+        command=shlex.join(["fedstill", "compare", str(folder / COMPARISON_FILE)]),
+        report=write_report,
+        quiet=not progress,
+        bars=progress,
+    )
+    comparison = read_comparison_folder(folder)
+    write_comparison(folder, comparison)
+    found = comparison_runner.read_results(folder, comparison)
+    return Compared(folder, found, comparison_runner.read_not_run(folder))
 
 
 def _class_names(classes: int | Sequence[str], schema: TableSchema) -> tuple[str, ...]:
@@ -374,6 +565,7 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
         "classes": setting.classes,
         "vocabulary": setting.vocabulary,
         "perceptual": spec.nodes.perceptual,
+        "features": None if setting.feature_space is None else setting.feature_space.to_record(),
     }
     return {
         "task": f"{setting.task.name} {sorted(vars(setting.task).items())}",
@@ -566,6 +758,7 @@ CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
         lambda value: value is None or isinstance(value, str | PathLike | TableSchema),
     ),
     "perceptual": ("the path of a file", lambda value: isinstance(value, str | PathLike)),
+    "features": ("a fedstill.Features", _is_none_or(Features)),
     "every": ("an integer from 0 up, or None", lambda value: value is None or _is_integer(value)),
     "link": ("a fedstill.LinkConfig", _is_none_or(LinkConfig)),
     "track": ("a list of trackers", _is_list),

@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from fedstill.compare.comparison import read_comparison_folder
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.report import figures as drawings
-from fedstill.report.comparison_records import ComparedSetting, ComparisonSummary, MethodCurve
+from fedstill.report.comparison_records import ComparedSetting, ComparisonSummary, MethodCurve, summarize
 from fedstill.report.figures import FORMATS, Point, leakage_scatter, learning_curves, scatter_points
 from fedstill.report.records import RunFiles
 
@@ -250,9 +251,6 @@ def _plot_losses(run: RunFiles, losses: drawings.Losses, *, shared: bool) -> Fig
 def _summary(comparison: str | Path | ComparisonSummary) -> ComparisonSummary:
     if isinstance(comparison, ComparisonSummary):
         return comparison
-    from fedstill.compare.comparison import read_comparison_folder
-    from fedstill.report.comparison_records import summarize
-
     return summarize(Path(comparison), read_comparison_folder(Path(comparison)))
 
 

@@ -223,7 +223,7 @@ def test_folder_of_python_run_is_usable(tmp_path: Path) -> None:
 
 
 def test_non_finite_server_inputs_are_no_node_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedstill.models.generators import Generator
+    from fedstill.models.gan import Generator
 
     monkeypatch.setattr(Generator, "forward", lambda self, w: torch.full((len(w), *SHAPE), torch.nan))
     for link in (fedstill.LinkConfig(), fedstill.LinkConfig(quorum=0.5)):

@@ -29,9 +29,8 @@ from fedstill.protocol import run_plan
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.run_plan import PROTOCOL
 from fedstill.report.records import Result
-from fedstill.tasks.config import TASKS
-from fedstill.tasks.task import ENSEMBLES
-from fedstill.track.tracker import TRACKERS
+from fedstill.tasks.task import ENSEMBLES, TASKS
+from fedstill.track.trackers import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -20,10 +20,9 @@ from annotated_types import BaseMetadata, GroupedMetadata
 
 import fedstill
 from fedstill.attacks.attack import ATTACKS
-from fedstill.core.config_tables import to_table
+from fedstill.core.config_tables import parse_toml, to_table
 from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import Registrable
-from fedstill.core.toml import parse
 from fedstill.data.config import DATA
 from fedstill.data.partitioners import SPLITS
 from fedstill.node.node_file import NodeFile
@@ -88,12 +87,12 @@ def _limits(hint: Any) -> Iterator[str]:
 
 
 def test_option_ranges_match_options_toml() -> None:
-    written = parse(KEPT.read_text(encoding="utf-8"))
+    written = parse_toml(KEPT.read_text(encoding="utf-8"))
     assert bounds() == {name: result for name, result in written.items() if name.startswith("bounds ")}
 
 
 def test_option_defaults_match_options_toml() -> None:
-    written = parse(KEPT.read_text(encoding="utf-8"))
+    written = parse_toml(KEPT.read_text(encoding="utf-8"))
     assert defaults() == {name: result for name, result in written.items() if not name.startswith("bounds ")}
 
 

@@ -1,13 +1,12 @@
 """Attacks: what an adversary learns about private data from the releases of nodes.
 
-Audits of privacy mechanisms (``mechanism_audits``, ``neighboring_datasets``) have an adversary who knows
-all records but one. Attacks on runs start with a replay of a finished run, which gives the ``transcript``
-of its releases. ``attack`` holds their base class, ``attack_runner`` runs those that a ``config`` names,
-and ``attack_results`` holds their results for reports. There are four attacks:
+Audits of privacy mechanisms (``mechanism_audits``) have an adversary who knows all records but one. Attacks
+on runs start with a replay of a finished run, which gives the ``transcript`` of its releases. ``attack``
+holds their base class and their results for reports, and ``attack_runner`` runs those that a configuration
+names. There are four attacks:
 
 - ``gradient_inversion``: images whose update is the released one. ``simulated_updates`` computes the update
-  of
-  given images; ``gradient_matching`` and ``layerwise_inversion`` search for the images.
+  of given images; ``gradient_matching`` and ``layerwise_inversion`` search for the images.
 - ``membership_inference``: detection of training records by ``membership_scores``, with shadow models.
 - ``memorization``: comparison of generated images with private ones, with ``generative_metrics``.
 - ``label_counts``: comparison of released label counts with the true ones.

@@ -1,7 +1,8 @@
 """Run all attacks that apply to the releases of a finished run, and write their results to its folder.
 
-The run is replayed to collect its releases (:mod:`fedstill.attacks.transcript`). Each attack then gets the
-data that its adversary would have. The results are stored next to the run's own, for its report.
+:class:`LeakageConfig` names the attacks, with their options. The run is replayed to collect its releases
+(:mod:`fedstill.attacks.transcript`). Each attack then gets the data that its adversary would have. The
+results are stored next to the run's own, for its report.
 """
 
 from __future__ import annotations
@@ -10,26 +11,28 @@ import itertools
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
-from fedstill.attacks.attack import Attack, AttackResult, Target
-from fedstill.attacks.attack_results import LEAKAGE_FILE
-from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.attack import ATTACKS, LEAKAGE_FILE, Attack, AttackResult, ComparisonColumn, Target
 from fedstill.attacks.transcript import ObservedRelease, load_run, replay_run
-from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
+from fedstill.core.config_tables import read_value, to_table
+from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, UnknownName
+from fedstill.core.options import CheckedOptions, NonNegativeInt
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import lock_folder, read_result, write_text
+from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import format_seconds, json_text, replace_nonfinite
 from fedstill.core.version import __version__
 from fedstill.protocol.method import method_name
 from fedstill.protocol.payload_kinds import LABEL_MAPS, PRIVATE_DATA
 from fedstill.runs.run import machine
 
+RESERVED_KEYS = ("attacks", "seed")  # keys that are not attacks
 IMAGES_FILE = "leakage.safetensors"
 
 
@@ -50,8 +53,6 @@ def run_attacks(
     Raises:
         FedstillError: the folder holds no finished run, or its data are not on this machine.
     """
-    from fedstill.core.safe_console import SafeConsole
-
     config = config or LeakageConfig()
     console, start = SafeConsole(stderr=True, quiet=not progress, highlight=False), time.monotonic()
     results: dict[str, AttackResult] = {}
@@ -131,6 +132,80 @@ def run_attacks(
             save_file(images, str(folder / IMAGES_FILE))
         write_text(folder / LEAKAGE_FILE, text)
     return leakage
+
+
+@dataclass(frozen=True)
+class LeakageConfig(CheckedOptions):
+    """Attacks of ``fedstill attack``.
+
+    Args:
+        attacks: attacks with their options, in order; each attack once.
+        seed: seed of every random number of the attacks.
+
+    >>> [attack.registered_name for attack in LeakageConfig().attacks]
+    ['inversion', 'membership', 'memorization', 'counts']
+    """
+
+    attacks: tuple[Attack, ...] = field(
+        default_factory=lambda: tuple(ATTACKS[name]() for name in ATTACKS.builtin)
+    )
+    seed: NonNegativeInt = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [attack.registered_name for attack in self.attacks]
+        if not names or len(set(names)) < len(names):
+            raise ArgumentError("attacks", names, f"some of {', '.join(ATTACKS)}, each once")
+
+    @classmethod
+    def quick(cls) -> LeakageConfig:
+        """Return all attacks with few models, victims and permutations, for a first look.
+
+        The results are weaker than with the defaults: 4 shadow models detect fewer members than 16.
+        """
+        options: Mapping[str, Mapping[str, Any]] = {
+            "membership": {"shadows": 4, "records": 500, "responses": 500},
+            "inversion": {"victims": 1, "attacks": ("idlg",)},
+            "memorization": {"images": 300, "permutations": 199, "pairs": 4},
+        }
+        return cls(tuple(ATTACKS[name](**options.get(name, {})) for name in ATTACKS.builtin))
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> LeakageConfig:
+        """Read attacks from a TOML table: their names, and one table of options for each.
+
+        Raises:
+            FedstillError: an unknown key, options of an attack that is not chosen, or an invalid value.
+
+        >>> chosen = LeakageConfig.from_table({"attacks": ["membership"], "membership": {"shadows": 4}})
+        >>> chosen.to_table()["membership"]["shadows"]
+        4
+        """
+        table = {ATTACKS.canonical_name(key): value for key, value in table.items()}
+        named = read_value(tuple[str, ...], table.get("attacks", list(ATTACKS.builtin)), "leakage.attacks")
+        names = [ATTACKS.canonical_name(name) for name in named]
+        kinds = {name: ATTACKS[name] for name in names}
+        for key, value in table.items():
+            if key in RESERVED_KEYS or key in kinds:
+                continue
+            if key in ATTACKS:
+                raise ArgumentError(f"leakage.{key}", value, "none, as it is not among leakage.attacks")
+            raise UnknownName(
+                "key", f"leakage.{key}", [f"leakage.{name}" for name in (*RESERVED_KEYS, *kinds)]
+            )
+        attacks = tuple(read_value(kinds[name], table.get(name, {}), f"leakage.{name}") for name in names)
+        return cls(attacks, read_value(int, table.get("seed", 0), "leakage.seed"))
+
+    def to_table(self) -> dict[str, Any]:
+        """Return a table that :meth:`from_table` reads."""
+        named = {attack.registered_name: to_table(attack) for attack in self.attacks}
+        return {"attacks": list(named), "seed": self.seed, **named}
+
+    @property
+    def comparison_columns(self) -> tuple[ComparisonColumn, ...]:
+        """Columns of a comparison of attacked runs, first those with an axis for a figure."""
+        ordered = sorted(self.attacks, key=lambda attack: not any(column.axis for column in attack.columns))
+        return tuple(column for attack in ordered for column in attack.columns)
 
 
 def attack_record(attack: Attack, part: Any) -> dict[str, Any]:

@@ -22,8 +22,15 @@ import torch
 from torch import nn
 
 from fedstill import models
-from fedstill.attacks.attack import Attack, AttackResult, Target
-from fedstill.attacks.attack_results import ComparisonColumn, ImageStrip, ImageTable, LeakageMetric
+from fedstill.attacks.attack import (
+    Attack,
+    AttackResult,
+    ComparisonColumn,
+    ImageStrip,
+    ImageTable,
+    LeakageMetric,
+    Target,
+)
 from fedstill.attacks.gradient_matching import DLG, SEARCHES, PixelRange, RecoveredImages, invert, psnr
 from fedstill.attacks.layerwise_inversion import invert_layers
 from fedstill.attacks.simulated_updates import ModelPart, ObservedUpdate, Schedule, shared_parameter_names

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedstill.attacks.attack import Attack, AttackResult, Target
-from fedstill.attacks.attack_results import LeakageMetric, format_percent
+from fedstill.attacks.attack import Attack, AttackResult, LeakageMetric, Target, format_percent
 from fedstill.core.errors import MethodRefused
 from fedstill.protocol.node_side import NodeSide
 from fedstill.runs.simulation import Simulation

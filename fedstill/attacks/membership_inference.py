@@ -23,8 +23,14 @@ from annotated_types import Ge
 from torch import nn
 
 from fedstill import models
-from fedstill.attacks.attack import Attack, AttackResult, Target
-from fedstill.attacks.attack_results import ComparisonColumn, LeakageMetric, percent_fields
+from fedstill.attacks.attack import (
+    Attack,
+    AttackResult,
+    ComparisonColumn,
+    LeakageMetric,
+    Target,
+    percent_fields,
+)
 from fedstill.attacks.membership_scores import (
     ModelFactory,
     RecordLogits,

@@ -36,12 +36,14 @@ import numpy as np
 import torch
 from annotated_types import Ge
 
-from fedstill.attacks.attack import Attack, AttackResult, Target
-from fedstill.attacks.attack_results import (
+from fedstill.attacks.attack import (
+    Attack,
+    AttackResult,
     ComparisonColumn,
     ImageStrip,
     ImageTable,
     LeakageMetric,
+    Target,
     percent_fields,
 )
 from fedstill.attacks.generative_metrics import (

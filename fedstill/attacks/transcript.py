@@ -32,7 +32,8 @@ from fedstill.node.node import Node
 from fedstill.protocol.payload_kinds import INDICES, INPUTS, payload_kind
 from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums
 from fedstill.protocol.wire_format import Tensors, decompress
-from fedstill.runs.build import Setting, build_setting, split_data
+from fedstill.runs.build import LoadedData, Setting, build_setting, prepare_data
+from fedstill.runs.feature_space import FeatureSpace
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.spec import RunSpec, load_toml
 
@@ -161,12 +162,14 @@ class ReplayedRun:
         data: data set.
         parts: records of each node.
         public: public data.
+        feature_space: backbone whose features are the records, if there is one.
     """
 
     config: RunSpec
     data: DataSet
     parts: Sequence[TensorData]
     public: PublicData | None
+    feature_space: FeatureSpace | None = None
 
     @classmethod
     def from_config(cls, config: RunSpec) -> ReplayedRun:
@@ -181,14 +184,14 @@ class ReplayedRun:
             engine = replace(engine, backend="local", batching="one-by-one")
         no_evaluation = replace(config.evaluation, every=0, centralized=False, samples=0)
         config = replace(config, engine=engine, evaluation=no_evaluation)
-        data = load(config.data, config.task)
-        parts, public = split_data(config, data)
-        return cls(config, data, parts, public)
+        loaded = prepare_data(config, load(config.data, config.task))
+        return cls(config, loaded.data, loaded.parts, loaded.public, loaded.feature_space)
 
     @property
     def new_setting(self) -> Setting:
         """Data and networks in their initial state, created at each access."""
-        return build_setting(self.config, self.data, self.parts, self.public)
+        loaded = LoadedData(self.data, self.parts, self.public, self.feature_space)
+        return build_setting(self.config, loaded)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

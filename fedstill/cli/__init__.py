@@ -2,8 +2,8 @@
 
 ``main`` is the entry point, with the list of all commands. A command is a function whose parameters are its
 arguments and whose docstring is its help (cyclopts); each group of commands has a module. ``arguments`` has
-types of arguments that several commands share, ``options`` reads options of a configuration, and ``console``
-prints tables.
+types of arguments that several commands share and reads options of a configuration, and ``console`` prints
+tables.
 """
 
 import os

@@ -10,16 +10,17 @@ from dataclasses import make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet
+from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet, list_options, override, split_options
 from fedstill.cli.console import print_json
-from fedstill.cli.options import group, list_options, override
+from fedstill.core.config_tables import read_received_dataclass
 from fedstill.core.errors import ArgumentError, RunFolderError
+from fedstill.core.text_format import finite_number_at_keys, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedstill.attacks.attack_results import Leakage
-    from fedstill.attacks.config import LeakageConfig
+    from fedstill.attacks.attack import Leakage
+    from fedstill.attacks.attack_runner import LeakageConfig
 
 
 def attack(
@@ -49,9 +50,8 @@ def attack(
     if (expected_time := duration(folder, len(config.attacks), quick)) and not quiet:
         print(expected_time, file=sys.stderr)
 
-    from fedstill.attacks.attack_results import LEAKAGE_FILE, Leakage
+    from fedstill.attacks.attack import LEAKAGE_FILE, Leakage
     from fedstill.attacks.attack_runner import run_attacks
-    from fedstill.core.config_tables import read_received_dataclass
     from fedstill.core.safe_console import SafeConsole
     from fedstill.report import write_report
 
@@ -83,9 +83,8 @@ def _check(folder: Path) -> None:
 
 def duration(folder: Path, attacks: int, quick: bool) -> str:
     """Return a line on the expected time, from the run's own and an earlier attack's; empty if not known."""
-    from fedstill.attacks.attack_results import Leakage
+    from fedstill.attacks.attack import Leakage
     from fedstill.core.run_writer import read_result
-    from fedstill.core.text_format import finite_number_at_keys, format_count, format_seconds
 
     took, before = (
         finite_number_at_keys(read_result(folder / "result.json"), "seconds", "total"),
@@ -106,7 +105,7 @@ def duration(folder: Path, attacks: int, quick: bool) -> str:
 
 def configured(words: Sequence[str], quick: bool = False) -> LeakageConfig:
     """Return the attacks that the options choose, with their options."""
-    from fedstill.attacks.config import LeakageConfig
+    from fedstill.attacks.attack_runner import LeakageConfig
 
     chosen, spelled = _parse_attacks(words, quick)
     got = override(chosen, spelled, "fedstill attack RUN")
@@ -117,10 +116,10 @@ def configured(words: Sequence[str], quick: bool = False) -> LeakageConfig:
 def _parse_attacks(words: Sequence[str], quick: bool) -> tuple[Any, list[str]]:
     """Return the chosen attacks as one configuration with a field for each, and the options for it."""
     from fedstill.attacks.attack import ATTACKS
-    from fedstill.attacks.config import LeakageConfig
+    from fedstill.attacks.attack_runner import LeakageConfig
 
     config = LeakageConfig.quick() if quick else LeakageConfig()
-    given = group(list(words))
+    given = split_options(list(words))
     for option in given:
         if option.name == "attacks":
             start = {each.registered_name: each for each in config.attacks}
@@ -156,7 +155,6 @@ def _attack_option_prefix(name: str) -> str:
 
 
 def _with_canonical_attack_name(word: str) -> str:
-    """Return an option with the canonical name of its attack."""
     from fedstill.attacks.attack import ATTACKS
 
     if not word.startswith("--"):
@@ -170,7 +168,7 @@ def print_leakage(found: Leakage, console: Console) -> None:
     """Print ``leakage.json``: its summary, a line for each attack, and the attacks that were not run."""
     from rich.text import Text
 
-    from fedstill.attacks.attack_results import skipped_texts
+    from fedstill.attacks.attack import skipped_texts
     from fedstill.report.tables import Cell, Column, Row, Table, print_rows
 
     if found.sentence:
@@ -189,7 +187,7 @@ def print_leakage(found: Leakage, console: Console) -> None:
 
 def printed(found: Leakage) -> list[tuple[str, str, str, str]]:
     """Return the rows of the table: attack, target, metrics, and the values without an attack."""
-    from fedstill.attacks.attack_results import group_metrics_into_lines
+    from fedstill.attacks.attack import group_metrics_into_lines
 
     rows = []
     for attack in found.attacks:

@@ -17,6 +17,7 @@ from fedstill.cli.arguments import AsJson, group
 from fedstill.cli.console import columns, plain, print_json
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.options import Fraction, NonNegativeInt
+from fedstill.core.private_files import private_opener
 from fedstill.core.text_format import format_bytes, format_count, json_text, shorten_numbers
 
 if TYPE_CHECKING:
@@ -167,7 +168,6 @@ def export(path: LogPath, /, *, out: Path, whole: bool = False) -> None:
         out: file to write, NAME.jsonl
         whole: also security events, and fingerprints to check entries by
     """
-    from fedstill.core.private_files import private_opener
     from fedstill.node.audit_entries import is_about_data
 
     log, to = _find_log(path), out

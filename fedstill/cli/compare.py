@@ -10,9 +10,17 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from fedstill.cli.arguments import AsJson, Call, CalledAs, MethodName, Quiet, UsageError
+from fedstill.cli.arguments import (
+    AsJson,
+    Call,
+    CalledAs,
+    MethodName,
+    Quiet,
+    UsageError,
+    list_options,
+    split_options,
+)
 from fedstill.cli.console import leave, print_json
-from fedstill.cli.options import group, list_options
 from fedstill.cli.run import changed, check_nothing_else, in_full, out_folder, resumable
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName, similar_names
 from fedstill.core.options import PositiveInt
@@ -185,7 +193,7 @@ def _split_off_method_options(
     methods = methods_by_label(names, {})
     # A file may be called as a table of all runs is, whose options these are then.
     spelled = {label.replace("-", "_"): label for label in methods if label not in to_dict(base)}
-    for option in group(words):
+    for option in split_options(words):
         first, dot, rest = option.name.rpartition(".")
         if ":" in first:  # a method of a module, which is called by its class
             called = f"'--{first.rpartition(':')[2]}.{rest}'"
@@ -209,7 +217,7 @@ def _split_off_method_options(
             wrong, *others = [name.replace("--method.", f"--{label}.") for name in (str(error.value), *known)]
             raise UnknownName("option", wrong, others) from error
         table = to_dict(run)["method"]
-        names_of = [option.name.removeprefix("method.") for option in group(given)]
+        names_of = [option.name.removeprefix("method.") for option in split_options(given)]
         found[label] = {name: table[name] for name in names_of}
     return found, shared
 
@@ -220,7 +228,7 @@ def changes_of(words: Sequence[str], base: RunSpec, call: Call, prog: str) -> di
     from fedstill.compare.comparison import PER_RUN_KEYS
     from fedstill.runs.spec import to_dict
 
-    given = group(words)
+    given = split_options(words)
     for option in given:
         first, _, key = option.name.partition(".")
         if first == "method":

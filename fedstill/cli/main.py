@@ -250,8 +250,7 @@ def _in_one_line(error: CycloptsError, command: str, call: Call) -> FedstillErro
         UnusedCliTokensError,
     )
 
-    from fedstill.cli.arguments import UsageError
-    from fedstill.cli.options import MissingValue
+    from fedstill.cli.arguments import MissingValue, UsageError
 
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.argument.name

@@ -15,6 +15,8 @@ from fedstill.cli.arguments import AsJson, group
 from fedstill.cli.console import leave_faulty, plain, print_facts, print_json, print_table
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.hashing import group_digits
+from fedstill.core.registry import searching_in
+from fedstill.core.startup_kit import KIT_FOLDER
 from fedstill.core.text_format import to_printable_line
 
 if TYPE_CHECKING:
@@ -47,7 +49,6 @@ def init(folder: NodeFolder, /, *, name: str | None = None) -> None:
     Args:
         name: name of the node (default: the folder's name)
     """
-    from fedstill.core.startup_kit import KIT_FOLDER
     from fedstill.node import owner_folder
 
     if not owner_folder.init_folder(folder, name):
@@ -244,7 +245,6 @@ def _requests(folder: Path) -> ApprovalRequests:
 
 
 def _decide(folder: Path, sha256: str, approved: bool, server: str | None, because: str) -> None:
-    from fedstill.core.registry import searching_in
     from fedstill.node import owner_folder
     from fedstill.node.approvals import always_refused_queries
 

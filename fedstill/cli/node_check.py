@@ -11,23 +11,39 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
+from torch import nn
+
+from fedstill import models
 from fedstill.cli.console import columns, leave_faulty, plain, print_facts, print_json, print_table
+from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, FedstillError, QueryRefused
+from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
 from fedstill.core.table_schema import schema_difference
-from fedstill.core.text_format import to_printable_line
+from fedstill.core.text_format import format_count, format_shape, to_printable_line
+from fedstill.data import load as load_data
 from fedstill.data.data_spec import DataSpec
+from fedstill.data.loading import CLASSIFICATION
+from fedstill.data.node_data import SOURCES
+from fedstill.data.public import PublicData, load_public
 from fedstill.data.stratified_sampling import limit_groups
-from fedstill.node import folder_log
-from fedstill.node.admission import owner_refusals
-from fedstill.node.folder_check import FolderCheck
-from fedstill.node.folder_log import TotalSpent
+from fedstill.data.user_data import UserFiles
+from fedstill.models import carries_gradient
+from fedstill.models.predictors import Predictor
+from fedstill.node import folder_check, folder_log, model_setup
+from fedstill.node.admission import RunFacts, hours, owner_refusals
+from fedstill.node.folder_check import FolderCheck, allowed_methods, kit_faults, readable_files_warning
+from fedstill.node.folder_log import TotalSpent, audit_path
+from fedstill.node.model_setup import architecture_hash
 from fedstill.node.node_file import NodeFile
+from fedstill.node.policy import PolicyConfig
 from fedstill.node.privacy_forecast import forecast, refusal_reason
 from fedstill.node.protection import group_privacy_notes, needs_mechanism
 from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
+from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
 from fedstill.privacy.accounting import is_within_epsilon
 from fedstill.privacy.budget import (
     ProtectedUnitChanged,
@@ -37,22 +53,10 @@ from fedstill.privacy.budget import (
 )
 from fedstill.privacy.events import cost_from_dict, total_cost
 from fedstill.privacy.statement import make_statement
-from fedstill.protocol.node_side import NodeSide
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from torch import nn
-
-    from fedstill.core.dataset import TensorData
-    from fedstill.data.data_spec import DataSpec
-    from fedstill.data.public import PublicData
-    from fedstill.node.folder_check import FolderCheck
-    from fedstill.node.node_file import NodeFile
-    from fedstill.node.policy import PolicyConfig
-    from fedstill.node.run_mechanism import PrivacyMechanism
-    from fedstill.protocol.method import Method
-    from fedstill.protocol.queries import Query
-    from fedstill.runs.spec import RunSpec
+from fedstill.protocol.method import METHODS, Method, build_node_side
+from fedstill.protocol.node_side import NodeSetting, NodeSide, placeholder_public
+from fedstill.protocol.queries import Query
+from fedstill.runs.spec import RunSpec, load
 
 LIVE = "the run queries connected nodes repeatedly, but this node responds to files only (online = false)"
 
@@ -70,9 +74,6 @@ class CheckedRun:
 
 def check_node(folder: Path, run: str | None, as_json: bool) -> None:
     """Print the node's facts and faults; nothing is trained."""
-    from fedstill.node import folder_check
-    from fedstill.runs.spec import load
-
     asking = load_target_run(run, load(run)) if run else None
     known = (asking.spec, asking.config.task) if asking else (None, None)
     found = folder_check.check_folder(folder, known[0], task=known[1])
@@ -103,18 +104,12 @@ def check_node(folder: Path, run: str | None, as_json: bool) -> None:
 
 def _closed_hours_note(file: NodeFile) -> str:
     """Return a note if the node refuses everything at this hour; else an empty text."""
-    from fedstill.node.admission import RunFacts, hours
-
     reason = hours(RunFacts(file.policy))
     return "" if reason is None else f"At this hour the node refuses every query: {reason}."
 
 
 def load_target_run(target: str, config: RunSpec) -> CheckedRun:
     """Return a run with its data spec and public data, if its data are on this machine."""
-    from fedstill.data import load as load_data
-    from fedstill.data.data_spec import DataSpec
-    from fedstill.data.public import load_public
-
     try:
         data = load_data(config.data, config.task)
         public = load_public(config.public, data, config.task)[1]
@@ -125,9 +120,6 @@ def load_target_run(target: str, config: RunSpec) -> CheckedRun:
 
 def _spec_of_schema(config: RunSpec) -> DataSpec | None:
     """Return the spec of a run on tables whose schema is here, though its rows are not; else None."""
-    from fedstill.data.data_spec import DataSpec
-    from fedstill.data.user_data import UserFiles
-
     if config.task.task_class.form != "rows" or not isinstance(config.data, UserFiles):
         return None
     try:
@@ -138,9 +130,6 @@ def _spec_of_schema(config: RunSpec) -> DataSpec | None:
 
 
 def _node(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
-    from fedstill.node.folder_check import readable_files_warning
-    from fedstill.node.folder_log import audit_path
-
     facts, exposed = node_facts(folder, file, found), readable_files_warning(folder, audit_path(file, folder))
     return {"node": file.name, "folder": str(folder.resolve()), "facts": facts, "exposed": exposed}
 
@@ -176,13 +165,6 @@ def _judge_method(
     method: Method, file: NodeFile, found: FolderCheck, asking: CheckedRun | None, folder: Path | None
 ) -> _Verdict:
     """Return what a node would do in a run of a method."""
-    from fedstill.core.compute import Compute
-    from fedstill.data.loading import CLASSIFICATION
-    from fedstill.models import carries_gradient
-    from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
-    from fedstill.protocol.method import build_node_side
-    from fedstill.protocol.node_side import NodeSetting, placeholder_public
-
     # Of the task that is named where the data do not say their spec.
     named = asking.config.task if asking else CLASSIFICATION
     task = found.spec.make_task() if found.spec else named.minimal_task()
@@ -279,9 +261,6 @@ def _print_run(console: Console, run: Mapping[str, Any], found: FolderCheck) -> 
 
 def _methods(file: NodeFile, found: FolderCheck) -> list[dict[str, str]]:
     """Return the queries of each method with default options, and the node's decisions."""
-    from fedstill.node.folder_check import allowed_methods
-    from fedstill.protocol.method import METHODS
-
     rows = []
     for name in (*METHODS.builtin, *allowed_methods(file.policy)):
         verdict = _judge_method(METHODS[name](), file, found, None, None)
@@ -314,9 +293,6 @@ def _reason_not_to_take_part(
     asking: CheckedRun | None,
 ) -> str | None:
     """Why a node that refuses no query cannot take part, if so."""
-    from fedstill.node import model_setup
-    from fedstill.node.model_setup import architecture_hash
-
     needs = method.needs()
     limit, total = file.policy.max_queries, sum(query.times for query in queries.values())
     if limit and total > limit:
@@ -348,8 +324,6 @@ def _first_refusal(rules: Mapping[str, str]) -> str | None:
 
 def _student(asking: CheckedRun, spec: DataSpec) -> nn.Module | None:
     """Return the run's student, to compare architectures; None if it cannot be built here."""
-    from fedstill import models
-
     try:
         name = asking.config.student.model
         return models.build(name, spec.shape, len(spec.classes), 0, vocabulary=spec.vocabulary)
@@ -499,12 +473,6 @@ FEW = 20  # classes that are shown one by one
 
 def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, list[str]]:
     """Return lines by topic."""
-    from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
-    from fedstill.core.text_format import format_count, format_shape
-    from fedstill.data.node_data import SOURCES
-    from fedstill.node.folder_check import kit_faults
-    from fedstill.node.secure_aggregation import SUM_HISTORY_FILE, SumHistory
-
     facts: dict[str, list[str]] = {}
     if found.data is not None and found.spec is not None:
         source = file.data.path if file.data.source in SOURCES else file.data.source
@@ -581,8 +549,6 @@ def _counts(spec: DataSpec, data: TensorData) -> str:
 
 
 def _about_model(model: nn.Module, weights: str) -> str:
-    from fedstill.models.predictors import Predictor
-
     if isinstance(model, Predictor):
         return f"{model.extra_repr()}: it only predicts, and nothing of it is trained"
     sizes = [parameter.numel() for parameter in model.parameters()]

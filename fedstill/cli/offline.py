@@ -12,6 +12,7 @@ from fedstill.cli.arguments import Call, CalledAs, Preset, Quiet, UsageError, gr
 from fedstill.cli.console import leave
 from fedstill.cli.run import changed, configured, finish, out_folder, run_options
 from fedstill.core.errors import ArgumentError, QueryFileError
+from fedstill.core.hashing import group_digits
 from fedstill.core.text_format import format_bytes
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ def make(
     """
     config = configured(preset, call, "offline make")
 
-    from fedstill.core.hashing import group_digits
     from fedstill.core.run_writer import write_text
     from fedstill.federation import offline_files, signed_files
     from fedstill.protocol.run_plan import describe
@@ -216,7 +216,6 @@ def show(file: Path, /) -> None:
     Args:
         file: file of queries, with its signature FILE.sig in the same folder
     """
-    from fedstill.core.hashing import group_digits
     from fedstill.federation import offline_files
     from fedstill.protocol.method import METHODS
     from fedstill.protocol.run_plan import describe

@@ -10,16 +10,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedstill.cli.arguments import Call
+from rich.console import Console
+
+from fedstill.cli.arguments import Call, read_words
 from fedstill.cli.audit import events
 from fedstill.cli.console import plain, print_facts, print_json, print_table
-from fedstill.cli.node_check import refusal
-from fedstill.cli.options import read_words
+from fedstill.cli.node_check import load_target_run, refusal
 from fedstill.cli.run import configured
+from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.data import node_data
+from fedstill.data.data_spec import DataSpec
+from fedstill.data.loading import load
+from fedstill.data.public import PublicData
 from fedstill.data.stratified_sampling import limit_groups
+from fedstill.node import folder_log, owner_folder
 from fedstill.node.audit_entries import RESPONSE
 from fedstill.node.folder_log import TotalSpent
 from fedstill.node.privacy_forecast import (
@@ -36,18 +43,14 @@ from fedstill.node.protection import group_privacy_notes, needs_mechanism
 from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.budget import epsilon_text_rounded_down, epsilon_text_rounded_up
+from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import PrivacyCost, cost_from_dict, cost_to_dict, total_cost
+from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import build_node_side
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fedstill.data.data_spec import DataSpec
-    from fedstill.data.public import PublicData
-    from fedstill.privacy.config import PrivacyConfig
-    from fedstill.protocol.local_config import LocalConfig
-    from fedstill.runs.spec import RunSpec
-    from fedstill.tasks import TaskConfig
+from fedstill.protocol.node_side import NodeSetting
+from fedstill.runs.build import split_data
+from fedstill.runs.spec import RunSpec
+from fedstill.tasks import TaskConfig
 
 
 def print_plan(
@@ -102,11 +105,6 @@ def _parse_noise(text: str) -> float | dict[str, float]:
 
 
 def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[PlannedRun, list[PlannedNode]]:
-    """One node as its owner has it."""
-    from fedstill.cli.node_check import load_target_run
-    from fedstill.data import node_data
-    from fedstill.node import folder_log, owner_folder
-
     folder = path.parent if path.name == owner_folder.FILE else path
     file, asking = owner_folder.read_node_file(folder), load_target_run(target, config)
     data, spec = node_data.load_node_data(file.data, folder, asking.spec, asking.config.task)
@@ -122,10 +120,6 @@ def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[Plann
 
 def _planned_simulated_nodes(target: str, config: RunSpec) -> tuple[PlannedRun, list[PlannedNode]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
-    from fedstill.data.data_spec import DataSpec
-    from fedstill.data.loading import load
-    from fedstill.runs.build import split_data
-
     data = load(config.data, config.task)
     parts, public = split_data(config, data)
     notes = group_privacy_notes(parts, [config.nodes.privacy] * len(parts))
@@ -154,9 +148,6 @@ def _build_mechanism(
     run: PlannedRun, node: PlannedNode, privacy: PrivacyConfig, method: Any, local: LocalConfig
 ) -> PrivacyMechanism:
     """The mechanism that the node would have in the run."""
-    from fedstill.core.compute import Compute
-    from fedstill.protocol.node_side import NodeSetting
-
     setting = NodeSetting(run.spec.make_task(), local, Compute(), run.public)
     side = build_node_side(method, setting)
     return PrivacyMechanism(node.name, privacy, side, local, node.examples, setting.task, group=node.group)
@@ -233,7 +224,6 @@ def _noise_by_part(
 def _longest_run_within_epsilon(
     run: PlannedRun, node: PlannedNode, privacy: PrivacyConfig, length: RunLength, wants: Sequence[str]
 ) -> int:
-    """The longest run within epsilon."""
     if wants:
         raise ArgumentError("--noise", ", ".join(wants), "noise for them too, or --steps in its place")
 

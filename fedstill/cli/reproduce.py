@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet
+from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet, split_options
 from fedstill.cli.compare import changes_of, shared_options
 from fedstill.cli.console import leave, print_json, print_list
-from fedstill.cli.options import group
 from fedstill.cli.run import resumable
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.options import PositiveInt
+from fedstill.core.text_format import format_count
 
 if TYPE_CHECKING:
     from fedstill.compare.reproduction import Reproduction, ReproductionRecord
@@ -138,7 +138,6 @@ def _list() -> None:
     """Print the content, data, minutes a seed (small scale), date and verdict of each."""
     from fedstill.compare.comparison import SMALL_SCALE
     from fedstill.compare.reproduction import reproductions
-    from fedstill.core.text_format import format_count
 
     rows = []
     for entry in reproductions():
@@ -234,7 +233,7 @@ def _changes(source: Reproduction, scale: str, name: str, call: Call) -> dict[st
         base = base_run([str(source.file)], scale=scale)
         return changes_of(call.overrides, base, call, f"fedstill reproduce {name}")
     changes: dict[str, Any] = {}
-    for option in group(call.overrides):
+    for option in split_options(call.overrides):
         if option.name != "data.root":
             see = "`fedstill reproduce --help` shows all; of a run's options it takes --data.root only"
             raise UnknownName("option", option.option, [*call.known, "--data.root"], see=see)

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import AsJson, Call, CalledAs, Preset, Quiet, UsageError
+from fedstill.cli.arguments import AsJson, Call, CalledAs, Preset, Quiet, UsageError, list_options, override
 from fedstill.cli.console import leave, print_json
-from fedstill.cli.options import list_options, override
 from fedstill.core.errors import ArgumentError, UnknownName
 
 if TYPE_CHECKING:

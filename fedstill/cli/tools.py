@@ -22,14 +22,14 @@ from annotated_types import Interval
 
 from fedstill.cli.arguments import AsJson, MethodName, UsageError, group
 from fedstill.cli.console import plain, print_facts, print_json, print_list
-from fedstill.core.errors import ArgumentError, DataError, FedstillError, UnknownName
-from fedstill.core.registry import first_line
+from fedstill.core.config_tables import to_table
+from fedstill.core.errors import ArgumentError, DataError, DeployError, FedstillError, UnknownName
+from fedstill.core.registry import Registry, first_line
 from fedstill.core.text_format import format_count
 from fedstill.core.version import __version__
 from fedstill.runs import presets
 
 if TYPE_CHECKING:
-    from fedstill.core.registry import Registry
     from fedstill.protocol.method import Method
     from fedstill.report.page_server import RenderPage
 
@@ -143,7 +143,6 @@ def title_and_paper(method: type[Method]) -> str:
 def _method_facts(name: str) -> dict[str, str]:
     """Describe a method with its default options, on the first task that it supports."""
     from fedstill.compare.comparison import method_queries_by_name, released_kinds
-    from fedstill.core.config_tables import to_table
     from fedstill.protocol.method import METHODS
     from fedstill.report.comparison_records import NEED_TITLES
     from fedstill.report.records import MAIN_MODELS
@@ -374,7 +373,6 @@ def _pages(folder: Path, ending: contextlib.ExitStack) -> RenderPage:
 
 
 def _node(folder: Path, path: str, nonce: str) -> str | None:
-    from fedstill.core.errors import DeployError
     from fedstill.federation import flare_site
     from fedstill.node.overview import read_overview
     from fedstill.report.dashboard import render_node_page
@@ -437,8 +435,15 @@ def schema(*files: Path, target: str, event: str = "", out: Path | None = None) 
         raise ArgumentError("--out", str(out), "a file that does not exist")
 
     from fedstill.core.run_writer import write_text
-    from fedstill.data.schema_draft import draft_schema, find_rare_categories, similar_category_notes
-    from fedstill.data.table_data import TABLE_ENDINGS, read_cells, schema_text, table_ending
+    from fedstill.data.table_data import (
+        TABLE_ENDINGS,
+        draft_schema,
+        find_rare_categories,
+        read_cells,
+        schema_text,
+        similar_category_notes,
+        table_ending,
+    )
 
     for file in files:
         if not table_ending(file):

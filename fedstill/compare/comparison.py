@@ -24,13 +24,20 @@ from typing import Any
 
 import tomli_w
 
+from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.compare.method_forms import EVERY_METHOD, MethodForm, read_forms
-from fedstill.core import toml
 from fedstill.core.compute import Compute
-from fedstill.core.config_tables import merge_tables, option_types, read_table, unflatten
+from fedstill.core.config_tables import (
+    Table,
+    merge_tables,
+    option_types,
+    parse_toml,
+    read_table,
+    read_text,
+    unflatten,
+)
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.registry import add_search_folders
-from fedstill.core.toml import Table
 from fedstill.protocol.method import METHODS, build_node_side
 from fedstill.protocol.node_side import NodeSetting, placeholder_public
 from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
@@ -508,7 +515,7 @@ def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL_S
     table: Table = {}
     if names and is_file_listing_methods(names[0]):
         file = Path(names[0])
-        expanded = expand_short_forms(toml.parse(toml.read_text(file), names[0]), scale)
+        expanded = expand_short_forms(parse_toml(read_text(file), names[0]), scale)
         table, _ = _fill_base_preset(table_at(expanded, "base"), file.parent)
     elif base is not None:
         table = {key: value for key, value in presets.read(base, RunSpec).items() if key not in PER_RUN_KEYS}
@@ -586,8 +593,8 @@ def read_comparison(
     Raises:
         FedstillError: the file cannot be read, or is not a comparison.
     """
-    text = toml.read_text(file)
-    raw = toml.parse(text, str(file))
+    text = read_text(file)
+    raw = parse_toml(text, str(file))
     table = expand_short_forms(raw, scale)
     if scale == SMALL_SCALE and "reduction" in table_at(raw, "reproduces"):
         scale_note = f"Reduced scale, so values differ from the paper's: {raw['reproduces']['reduction']}"
@@ -622,7 +629,7 @@ def _has_any_key(file: str, keys: Sequence[str]) -> bool:
     """Return whether a name is a file with one of these keys."""
     if not file.endswith(".toml"):
         return False
-    table = toml.parse(toml.read_text(Path(file)), file)
+    table = parse_toml(read_text(Path(file)), file)
     # A table named methods is a misspelled table of a run.
     return any(key in table and not (key == "methods" and isinstance(table[key], dict)) for key in keys)
 
@@ -767,8 +774,6 @@ def _complete_leakage_options(table: Mapping[str, Any]) -> Table | None:
     """Return the complete options of the attack, or None if no run is attacked."""
     if "leakage" not in table:
         return None
-    from fedstill.attacks.config import LeakageConfig
-
     complete: Table = LeakageConfig.from_table(table_at(table, "leakage")).to_table()
     return complete
 

@@ -20,19 +20,19 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fedstill.attacks.attack_results import Leakage
+from fedstill.attacks.attack import Leakage
+from fedstill.attacks.attack_runner import LeakageConfig, run_attacks
 from fedstill.compare.comparison import COMPARISON_FILE, Comparison, ComparisonRun, read_comparison_folder
-from fedstill.core import toml
-from fedstill.core.config_tables import flatten, to_table
+from fedstill.core.config_tables import Table, changed_options_as_cli_words, flatten, read_text, to_table
 from fedstill.core.errors import FedstillError, RunFolderError, by_caller
 from fedstill.core.hashing import fingerprint
 from fedstill.core.run_writer import lock_folder, make_folder, read_object, write_text
 from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import format_seconds
-from fedstill.core.toml import Table
 from fedstill.data.loading import cache_loads, load
 from fedstill.runs import run
-from fedstill.runs.simulation import build_simulation, digest_examples
+from fedstill.runs.build import digest_examples
+from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
 
 __all__ = ["compare", "read_attack", "read_command", "read_not_attacked", "read_not_run", "read_results"]
@@ -168,7 +168,7 @@ def read_attack(folder: Path, leakage: Mapping[str, Any]) -> Leakage | None:
 
 def read_command(out: Path) -> str:
     """Return the command that created a comparison's folder."""
-    return toml.read_text(out / COMPARISON_FILE).partition("\n")[0].removeprefix(run.COMMAND)
+    return read_text(out / COMPARISON_FILE).partition("\n")[0].removeprefix(run.COMMAND)
 
 
 def _run(config: RunSpec, folder: Path, bars: bool, trained: Path, report: run.Report) -> None:
@@ -177,10 +177,6 @@ def _run(config: RunSpec, folder: Path, bars: bool, trained: Path, report: run.R
 
 
 def _attack(folder: Path, leakage: Table, bars: bool) -> None:
-    from fedstill.attacks.attack_runner import run_attacks
-    from fedstill.attacks.config import LeakageConfig
-    from fedstill.core.config_tables import changed_options_as_cli_words
-
     options = changed_options_as_cli_words(leakage, LeakageConfig().to_table())
     command = shlex.join(["fedstill", "attack", str(folder), *options])
     run_attacks(folder, LeakageConfig.from_table(leakage), command=command, progress=bars)

@@ -33,14 +33,12 @@ from fedstill.compare.comparison import (
     read_comparison,
 )
 from fedstill.compare.method_forms import FormName, MethodForm, read_forms
-from fedstill.core import toml
-from fedstill.core.config_tables import changed_options_as_cli_words, read_table
+from fedstill.core.config_tables import Table, changed_options_as_cli_words, read_table, read_text, read_toml
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import add_search_folders
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import json_text
-from fedstill.core.toml import Table
 from fedstill.data.public import BUILTIN_SOURCES, NONE
 from fedstill.runs import presets
 from fedstill.runs.run import machine
@@ -179,7 +177,7 @@ class ReproductionRecord:
         if not file.exists():
             return None
         try:
-            content = json.loads(toml.read_text(file))
+            content = json.loads(read_text(file))
             rows = [
                 ReproducedMetric(
                     **{**row, "values": {int(seed): value for seed, value in row["values"].items()}}
@@ -374,7 +372,7 @@ def find_reproduction(name: str, folder: Path | None = None) -> Reproduction:
 
 
 def _read_reproduction(file: Path) -> Reproduction | None:
-    table = toml.read(file)
+    table = read_toml(file)
     if "reproduces" not in table:
         return None
     return Reproduction(file, read_table(ReproductionTarget, table["reproduces"], "reproduces."), table)

@@ -1,12 +1,13 @@
-"""Read frozen dataclasses from tables (TOML, JSON) and convert them back.
+"""Configuration tables: read frozen dataclasses from TOML and JSON, and convert them back.
 
 Reading is strict: no unknown keys, and no silent conversions, except that an integer is also a float. Each
 error is one line that names the option. TOML has no null, so an option without a value is written as the text
 ``"none"``. Files and messages of other parties are read more leniently, by :func:`read_received_dataclass`.
 
 Values also have dotted names (``split.nodes``): :func:`flatten` and :func:`unflatten` convert between both
-forms, and :func:`option_types` lists the options of a configuration. :func:`commented_toml` writes a
-configuration file that explains each option in the words of the code (:mod:`fedstill.core.options`).
+forms, and :func:`option_types` lists the options of a configuration. :func:`read_toml` reads a file as a
+table, and :func:`commented_toml` writes one that explains each option in the words of the code
+(:mod:`fedstill.core.options`).
 """
 
 from __future__ import annotations
@@ -16,15 +17,82 @@ import json
 import math
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, reduce
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
+from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
 from fedstill.core.options import describe_constraints, field_docs
 from fedstill.core.registry import Registrable
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # tomllib is in the standard library since 3.11
+    import tomli as tomllib
+
+Table = dict[str, Any]
+BOM = "\ufeff"  # prefix that Windows editors write
+WIDTH = 100  # columns of a comment
+C = TypeVar("C")
+
+
+def read_toml(path: Path) -> Table:
+    """Read a TOML file, with or without byte order prefix (BOM).
+
+    Raises:
+        FedstillError: the file cannot be read, or is not UTF-8 text or TOML.
+    """
+    return parse_toml(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """Read a text file, without its byte order prefix (BOM).
+
+    Raises:
+        FedstillError: the file cannot be read, or is not UTF-8 text.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise FedstillError(f"cannot read {str(path)!r}: {reason}") from error
+
+
+def parse_toml(text: str, source: str = "the text") -> Table:
+    """Parse TOML.
+
+    Args:
+        text: the TOML text.
+        source: description of the text, for errors.
+
+    Raises:
+        FedstillError: the text is not TOML.
+
+    >>> parse_toml("seed = 1\\n[split]\\nnodes = 8")
+    {'seed': 1, 'split': {'nodes': 8}}
+    """
+    try:
+        return tomllib.loads(text.removeprefix(BOM))
+    except (ValueError, RecursionError) as error:  # for example too deep a list
+        raise FedstillError(f"{source} is not TOML: {error}") from error
+
+
+def iterate_strings(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text in a table, with its dotted name.
+
+    >>> list(iterate_strings({"data": {"name": "a"}, "track": ["b"]}))
+    [('data.name', 'a'), ('track', 'b')]
+    """
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from iterate_strings(inner, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from iterate_strings(inner, path)
 
 
 def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,12 +132,6 @@ def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:
     return table
 
 
-WIDTH = 100  # columns of a docstring
-
-
-C = TypeVar("C")
-
-
 def option_types(config: Any, prefix: str = "") -> dict[str, Any]:
     """Return the type of each single option of a configuration, by dotted name.
 
@@ -105,13 +167,6 @@ def base_class_by_option(config: Any, prefix: str = "") -> dict[str, type[Regist
                 bases[f"{prefix}{name}.{inner.key}"] = inner
             bases |= base_class_by_option(getattr(config, name), f"{prefix}{name}.")
     return bases
-
-
-class _Missing:
-    """Stands in an error for a value that is missing."""
-
-    def __repr__(self) -> str:
-        return "missing"
 
 
 def read_received_dataclass(kind: type[C], record: Mapping[str, Any], path: Path) -> C:
@@ -509,3 +564,10 @@ def _toml_value(value: Any) -> str:
     if value is None or isinstance(value, str):
         return json.dumps("none" if value is None else value, ensure_ascii=False)
     return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+class _Missing:
+    """Stands in an error for a value that is missing."""
+
+    def __repr__(self) -> str:
+        return "missing"

@@ -9,7 +9,6 @@ its entry, so that it is older than the log after a kill, never newer.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from pathlib import Path
 
@@ -59,25 +58,3 @@ def write_head(path: Path, number: int, hashed: str, extra: str = "") -> None:
         OSError: the file cannot be written.
     """
     private_files.replace_file(path, f'{{"entry":{number},"hash":"{hashed}"{extra}}}\n'.encode())
-
-
-def read_head(path: Path) -> tuple[int, str] | None:
-    """Read the head of a log.
-
-    Returns:
-        Number and hash of the last entry, or None if there is no file.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is not a head.
-    """
-    try:
-        head = json.loads(path.read_text(encoding="utf-8"))
-        number, hashed = head["entry"], head["hash"]
-    except FileNotFoundError:
-        return None
-    except (LookupError, TypeError, RecursionError) as error:
-        raise ValueError(f"not a head of a log: {error!r}") from error
-    if type(number) is not int or number < 0 or not isinstance(hashed, str):
-        raise ValueError("invalid number or hash of an entry")
-    return number, hashed

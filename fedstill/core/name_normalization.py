@@ -33,7 +33,7 @@ _WHOLE = re.compile(r"([+-]?)0*([0-9]+)(?:\.0*)?")  # 1, +1, 01, 1.0
 def normalize_name(text: str) -> str:
     """Return a name in normalized form: NFC, no invisible characters, single blanks, none around it.
 
-    Case, width and number format are kept, as they may distinguish names (:func:`similar_names`).
+    Case, width and number format are kept, as they may distinguish names (:func:`similar_name_pairs`).
 
     >>> normalize_name("Mu\\u0308ller\\u200b ") == normalize_name("\\ufeffM\\u00fcller") == "M\\u00fcller"
     True
@@ -123,12 +123,12 @@ def spelling_difference(one: str, other: str) -> str:
     return "case" if folded.casefold() == other_folded.casefold() else "the form of a number"
 
 
-def similar_names(names: Iterable[str]) -> list[tuple[str, str]]:
+def similar_name_pairs(names: Iterable[str]) -> list[tuple[str, str]]:
     """Return pairs of names that differ only as :func:`spelling_difference` says.
 
     Each name is paired with the first one that it is similar to.
 
-    >>> similar_names(["b", "B", "a", "1", "1.0", "01"])
+    >>> similar_name_pairs(["b", "B", "a", "1", "1.0", "01"])
     [('b', 'B'), ('1', '1.0'), ('1', '01')]
     """
     first: dict[str, str] = {}
@@ -167,7 +167,7 @@ def similar_names_note(what: str, names: Sequence[str]) -> str:
     >>> similar_names_note("classes", ["cat", "Cat"])
     "classes 'cat' and 'Cat' differ by case only, and count as two"
     """
-    if not (pairs := similar_names(names)):
+    if not (pairs := similar_name_pairs(names)):
         return ""
     one, other = pairs[0]
     more = f" ({len(pairs) - 1} more such)" if len(pairs) > 1 else ""

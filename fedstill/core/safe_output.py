@@ -1,7 +1,8 @@
 """Text from other parties on a terminal: a server's, a node's or a file's.
 
 Control characters are replaced, so that no text can move the cursor, change the window's title or reverse
-the direction of the text around it.
+the direction of the text around it. :func:`safe_output` does so for a whole process. A rich console needs
+:class:`fedstill.core.safe_console.SafeConsole`, which is apart because the help of a command needs no rich.
 """
 
 from __future__ import annotations

@@ -5,17 +5,12 @@ Targets that are images or maps are transformed alike.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 
 from fedstill.core.compute import copy_to_device
 from fedstill.core.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from fedstill.tasks import Task
-
+from fedstill.tasks import Task
 
 NUMBERS_PER_IMAGE = 4  # row shift, column shift, flip, rotation
 

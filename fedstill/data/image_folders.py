@@ -198,7 +198,6 @@ def read_class_folders(
 
 
 def _class_folders(folder: Path) -> dict[str, list[Path]]:
-    """Return the folders of each class."""
     names: dict[str, list[Path]] = {}
     for subfolder in sorted(folder.iterdir()):
         if subfolder.is_dir() and not subfolder.name.startswith("."):

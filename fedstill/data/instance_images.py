@@ -36,6 +36,7 @@ from fedstill.data.images import (
 from fedstill.data.loading import PATIENT, UnsplitExamples, normalize_requested_sites, prepare_data_set
 from fedstill.data.raw_images import raw_images_from_arrays, read_npz, require_array
 from fedstill.tasks import Targets, TaskConfig
+from fedstill.tasks.instances import classes_from_objects
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,8 +251,6 @@ def cut_patches(
     images: Sequence[InstanceImage], cases: CaseIndex, rows: npt.NDArray[np.int64], patch: int
 ) -> TensorData:
     """Return the patches at some rows: inputs ``(N, 3, patch, patch)``, targets ``(N, patch, patch)``."""
-    from fedstill.tasks.instances import classes_from_objects
-
     cases = cases.subset(torch.from_numpy(rows))
     count = len(rows)
     inputs = torch.empty(count, 3, patch, patch)

@@ -32,8 +32,10 @@ from fedstill.data.stratified_sampling import (
 from fedstill.data.table_data import sample_rows
 from fedstill.tasks import TASKS, Targets, TaskConfig
 
-BUILTIN_SOURCES = NONE, HELD_OUT, NOISE = "none", "held-out", "noise"  # need no other data set
+NONE, HELD_OUT, NOISE, GAUSSIAN = "none", "held-out", "noise", "gaussian"
+BUILTIN_SOURCES = NONE, HELD_OUT, NOISE, GAUSSIAN  # need no other data set
 DEFAULT_NOISE_COUNT = 2000  # noise images without a limit
+DEFAULT_GAUSSIAN_COUNT = 8000  # normally distributed features without a limit
 NOISE_BLOCK = 500  # noise images sampled at once, so that image i does not depend on the limit
 
 
@@ -45,7 +47,8 @@ class PublicConfig(CheckedOptions):
 
     name: str = NONE
     """none; held-out: a share of the training examples, which no node gets; noise: generated images, which
-    need no data; or another data set, named as in data.name.
+    need no data; gaussian: normally distributed features, which need no data either, with features.backbone;
+    or another data set, named as in data.name.
     """
 
     share: Fraction = 0.2
@@ -54,7 +57,7 @@ class PublicConfig(CheckedOptions):
     """
 
     limit: Limit = 0
-    """Use only this many examples, stratified by class; 0: all, of noise 2000."""
+    """Use only this many examples, stratified by class; 0: all, of noise 2000, of gaussian 8000."""
 
     root: str = ""
     """Folder of another data set's files; empty: as for data.root."""
@@ -107,7 +110,7 @@ def load_public(
         ArgumentError: the name is unknown, or names the private data themselves.
         DataError: no data were found, or they cannot be converted to the form of the private data.
     """
-    if config.name == NONE:
+    if config.name in (NONE, GAUSSIAN):  # features are sampled once their number is known
         return data.train, None
     if config.name == NOISE:
         return data.train, _public_from_noise(config, data, task)
@@ -285,6 +288,14 @@ def _public_from_noise(config: PublicConfig, data: DataSet, task: TaskConfig) ->
     if task.task_class.kind == "image":
         return PublicData(NOISE, *make_task_tensors(inputs, inputs, task), note)
     return PublicData(NOISE, inputs, None, note)
+
+
+def gaussian_features(config: PublicConfig, features: int) -> PublicData:
+    """Return inputs for queries from a standard normal distribution in feature space, ``(N, features)``."""
+    count = config.limit or DEFAULT_GAUSSIAN_COUNT
+    inputs = torch.randn(count, features, generator=torch_generator(config.seed, "public", "gaussian"))
+    note = f"{count} vectors of {features} normally distributed features, with seed {config.seed}"
+    return PublicData(GAUSSIAN, inputs, None, f"{note}; no data were needed")
 
 
 def generate_noise_images(

@@ -16,7 +16,12 @@ import torch
 
 from fedstill.core.dataset import Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.name_normalization import similar_names, spelling_difference, strip_decimal_zeros, to_name
+from fedstill.core.name_normalization import (
+    similar_name_pairs,
+    spelling_difference,
+    strip_decimal_zeros,
+    to_name,
+)
 from fedstill.core.seeds import derive
 from fedstill.core.table_schema import EMPTY_CELLS
 
@@ -209,7 +214,7 @@ def require_unit_names(name: str, column: Column, source: str = "") -> None:
     require_no_gaps(name, column, source)
     if column.dtype.kind in "biuf":
         return
-    if pairs := similar_names(to_name(value) for value in np.unique(column).tolist()):
+    if pairs := similar_name_pairs(to_name(value) for value in np.unique(column).tolist()):
         first, second = pairs[0]
         problem = f"column {name!r} has {first!a} and {second!a}"
         expected = "one spelling per name, and clearly different names"

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedstill.core import toml
-from fedstill.core.config_tables import read_table
+from fedstill.core.config_tables import iterate_strings, read_table, read_toml
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import is_object_path
@@ -60,7 +59,7 @@ class ServerRules(CheckedOptions):
             raise ArgumentError("plugins", table["plugins"], f"none, as {file} lists the server's plugins")
         if "extends" in table:
             raise ArgumentError("extends", table["extends"], "none: a run's configuration is sent complete")
-        for name, text in toml.iterate_strings(table):
+        for name, text in iterate_strings(table):
             if _is_code(name, text) and text not in self.modules:
                 raise ArgumentError(name, text, f"one of fedstill's own, or of `modules` in {file}")
             path = path_outside_data_folders(name, text)
@@ -96,14 +95,14 @@ def read_server_rules(folder: Path) -> ServerRules:
     if not file.exists():
         return ServerRules()
     try:
-        return read_table(ServerRules, toml.read(file))
+        return read_table(ServerRules, read_toml(file))
     except FedstillError as error:
         raise FedstillError(f"{file}: {error}") from error
 
 
 def rules_allowing_run(table: Mapping[str, Any]) -> ServerRules:
     """Return rules that allow exactly what a run names, for a rehearsal on the researcher's own machine."""
-    named = list(toml.iterate_strings(table))
+    named = list(iterate_strings(table))
     paths = {str(path) for name, text in named if (path := path_outside_data_folders(name, text)) is not None}
     modules = {text for name, text in named if _is_code(name, text)}
     plugins = [str(Path(each).resolve()) for each in table.get("plugins", ())]

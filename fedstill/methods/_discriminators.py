@@ -20,8 +20,7 @@ from torch import nn
 from fedstill.core.options import CheckedOptions, NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.methods import ArgumentError, Node, NodeView, TensorData, adam, cosine_lr, seeded
 from fedstill.models import PatchCritic
-from fedstill.models.critics import Norm, PatchGAN
-from fedstill.models.generators import TableCritic
+from fedstill.models.gan import Norm, PatchGAN, TableCritic
 from fedstill.tasks import Task
 
 GANLoss = Literal["eq2", "bce"]

@@ -26,7 +26,7 @@ from fedstill.core.options import CheckedOptions, NonNegativeFloat, NonNegativeI
 from fedstill.methods import NodeView, Server, seeded, torch_generator
 from fedstill.models import example_inputs
 from fedstill.models.extractor_head import count_features, split_model
-from fedstill.models.generators import FeatureGenerator, append_one_hot
+from fedstill.models.gan import FeatureGenerator, append_one_hot
 from fedstill.models.module_utils import deep_copy, load_vector
 from fedstill.node.stacked_modules import StackedModules
 from fedstill.tasks import Task

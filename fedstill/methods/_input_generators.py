@@ -30,7 +30,7 @@ from fedstill.methods import (
     set_lr,
     torch_generator,
 )
-from fedstill.models.generators import Generator, TableGenerator
+from fedstill.models.gan import Generator, TableGenerator
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.tasks import Task
 

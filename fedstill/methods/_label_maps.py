@@ -31,7 +31,7 @@ from fedstill.methods import (
     Tensors,
 )
 from fedstill.methods._input_generators import GeneratorBatch
-from fedstill.models.generators import LabelMapGenerator
+from fedstill.models.gan import LabelMapGenerator
 from fedstill.models.vgg import perceptual_loss
 from fedstill.protocol import payload_kinds
 from fedstill.protocol.payload_kinds import SOURCES, PayloadKind

@@ -45,7 +45,7 @@ from fedstill.methods._feature_generators import (
 )
 from fedstill.methods.fedmd_cg import SHARED_KINDS, FedMDCGState, add_generator, initialize_query, run_round
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, count_features, split_model
-from fedstill.models.generators import FeatureCritic, append_one_hot, hidden_widths
+from fedstill.models.gan import FeatureCritic, append_one_hot, hidden_widths
 from fedstill.protocol.payload_kinds import LABEL_COUNTS, SCHEDULE
 
 

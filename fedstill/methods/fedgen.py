@@ -46,7 +46,7 @@ from fedstill.methods._feature_generators import (
 )
 from fedstill.methods.fedavg import PARAMETER_KINDS, initialize_query, sample_nodes
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, split_model
-from fedstill.models.generators import append_one_hot
+from fedstill.models.gan import append_one_hot
 from fedstill.models.module_utils import load_vector, to_vector, weighted_mean
 from fedstill.node.stacked_modules import StackedModules
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS, LABEL_COUNTS, SCHEDULE

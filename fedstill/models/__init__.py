@@ -1,14 +1,14 @@
 """Networks, and the registry that builds one from its name.
 
-``image_classifiers``, ``tabular``, ``unet``, ``scattering`` and ``text_classifiers`` hold networks for nodes
-and student; ``critics`` and ``generators`` those that methods add. ``extractor_head`` splits a network in
-two, ``module_utils`` copies it, sets its mode and flattens its state, ``attention_maps`` computes attention
-maps, ``vgg`` features for a perceptual loss. ``hugging_face`` loads models of that library. ``module_check``
-checks whether a module can take part, ``dp_compatibility`` whether DP-SGD can train it.
+``image_classifiers``, ``tabular``, ``unet`` and ``text_classifiers`` hold networks for nodes and student;
+``gan`` the generators and critics that methods add. ``extractor_head`` splits a network in two,
+``module_utils`` copies it, sets its mode and flattens its state, ``attention_maps`` computes attention maps,
+``vgg`` features for a perceptual loss. ``norm_layers`` has a group norm that is fast with channels last.
+``hugging_face`` loads models of that library. ``module_check`` checks whether a module can take part, and
+whether DP-SGD can train it.
 
 For existing models, ``model_config`` holds the options and ``custom_model`` builds the model: ``predictors``
-wraps estimators, ONNX graphs and endpoints, ``interface`` defines inputs and outputs, ``class_map`` reorders
-classes.
+wraps estimators, ONNX graphs and endpoints, ``interface`` defines inputs, outputs and the order of classes.
 
 This package may import tasks and core only. To add a network, add a class to one of these files and a line in
 ``MODELS``.
@@ -26,8 +26,7 @@ from fedstill.core.dataset import Form
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError, closest_name
 from fedstill.core.registry import USER_CODE_ERRORS, Registry, first_line, is_object_path
 from fedstill.core.seeds import seeded
-from fedstill.models.critics import PatchCritic
-from fedstill.models.generators import Generator
+from fedstill.models.gan import Generator, PatchCritic
 from fedstill.models.image_classifiers import (
     BatchNormLeNet,
     LeNet5,
@@ -79,7 +78,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "residual-mlp": "fedstill.models.tabular:ResidualMLP",
         "unit-linear": "fedstill.models.image_classifiers:UnitLinear",
         "random-conv": "fedstill.models.image_classifiers:RandomConv",
-        "scattering": "fedstill.models.scattering:Scattering",
+        "scattering": "fedstill.models.image_classifiers:Scattering",
         "unet": "fedstill.models.unet:UNet",
         "bn-unet": "fedstill.models.unet:BatchNormUNet",
         "residual-unet": "fedstill.models.unet:ResidualUNet",

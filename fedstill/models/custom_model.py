@@ -21,9 +21,8 @@ from fedstill.core.hashing import fingerprint
 from fedstill.core.name_normalization import to_name
 from fedstill.core.registry import first_line, searching_in
 from fedstill.models import predictors
-from fedstill.models.class_map import ClassMap, ClassMappedModel
 from fedstill.models.hugging_face import HuggingFace, wrap_hugging_face
-from fedstill.models.interface import Interface
+from fedstill.models.interface import ClassMap, ClassMappedModel, Interface
 from fedstill.models.model_config import (
     MODEL_SUFFIXES,
     PICKLE_SUFFIXES,

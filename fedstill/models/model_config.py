@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import MinLen
 
-from fedstill.core import toml
-from fedstill.core.config_tables import read_table
+from fedstill.core.config_tables import parse_toml, read_table, read_text
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import first_line
@@ -97,11 +96,11 @@ def read_model_config(name: str, folder: Path, option: str) -> ModelConfig:
         return _with_absolute_paths(ModelConfig(name=name), folder, option)
     path = resolve_path(name, folder, option)
     try:
-        text = toml.read_text(path)
+        text = read_text(path)
     except FedstillError as error:
         expected = f"a .toml file with the model's options ({first_line(error)})"
         raise ArgumentError(option, name, expected) from error
-    config = read_table(ModelConfig, toml.parse(text, str(path)), f"{path.name}: ")
+    config = read_table(ModelConfig, parse_toml(text, str(path)), f"{path.name}: ")
     return _with_absolute_paths(config, path.parent, option)
 
 

@@ -38,8 +38,7 @@ from torch import nn
 
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError, PredictorError
 from fedstill.core.registry import USER_CODE_ERRORS, first_line
-from fedstill.models.class_map import MIN_PROBABILITY, ClassMap
-from fedstill.models.interface import Interface
+from fedstill.models.interface import MIN_PROBABILITY, ClassMap, Interface
 from fedstill.models.model_config import ModelConfig
 
 Floats = npt.NDArray[np.floating[Any]]

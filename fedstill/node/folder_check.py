@@ -29,7 +29,7 @@ from fedstill.data import node_data
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.stratified_sampling import largest_group_size
-from fedstill.models import dp_compatibility
+from fedstill.models import module_check
 from fedstill.node.admission import RunFacts, allowed_servers
 from fedstill.node.folder_log import audit_path, read_total_spent, unwritable_reason
 from fedstill.node.model_setup import check_name_and_weights, load_perceptual, make_model
@@ -268,7 +268,7 @@ def privacy_faults(
     faults = [str(fault) for fault in errors]
     if "model" in config.dp_trained and model is not None:
         try:
-            dp_compatibility.reject_dp_incompatible(model, "the model")
+            module_check.reject_dp_incompatible(model, "the model")
         except FedstillError as error:
             faults.append(f"privacy.mechanism {config.registered_name}: {error}")
     return faults

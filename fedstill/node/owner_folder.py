@@ -10,9 +10,9 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from fedstill.core import private_files, toml
+from fedstill.core import private_files
 from fedstill.core.compute import Compute, EngineConfig
-from fedstill.core.config_tables import commented_toml, read_table
+from fedstill.core.config_tables import commented_toml, read_table, read_toml
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.registry import searching_in
 from fedstill.node.node_file import NodeFile
@@ -46,7 +46,7 @@ def read_node_table(folder: Path) -> dict[str, Any]:
         raise ArgumentError("node folder", os.fsencode(folder), expected) from error
     if not path.is_file():
         raise FedstillError(f"{folder} has no {FILE}: `fedstill node init {folder}` writes one")
-    return toml.read(path)
+    return read_toml(path)
 
 
 def read_secret(folder: Path) -> int:

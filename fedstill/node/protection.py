@@ -15,7 +15,7 @@ from fedstill.core.config_tables import to_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.stratified_sampling import largest_group_size, limit_groups
-from fedstill.models import dp_compatibility
+from fedstill.models import module_check
 from fedstill.models.module_utils import deep_copy, to_vector
 from fedstill.node.model_setup import architecture_hash
 from fedstill.node.node import Node, frozen_parameter_names
@@ -111,7 +111,7 @@ def protect(
     mechanism.setup_hash = _setup_hash(node, mechanism, method, setting, secret)
     if "model" in config.dp_trained:
         inputs = models.example_inputs(data.inputs.shape[1:], setting.task.form)
-        dp_compatibility.reject_dp_incompatible(node.model, f"model of {node.name}", inputs)
+        module_check.reject_dp_incompatible(node.model, f"model of {node.name}", inputs)
     node.dp_sgd_parameters = mechanism.dp_sgd_parameters()
     if shards := config.shard_indices(data):
         _install_teachers(node, config, shards)

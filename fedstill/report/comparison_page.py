@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
 
-from fedstill.attacks.attack_results import Leakage, skipped_texts
+from fedstill.attacks.attack import Leakage, skipped_texts
 from fedstill.compare.comparison import Comparison, read_comparison_folder
 from fedstill.compare.reproduction import ReproducedMetric
 from fedstill.core.run_writer import write_text
@@ -34,9 +34,6 @@ from fedstill.report.comparison_tables import (
 from fedstill.report.records import MAIN_MODELS
 from fedstill.report.statistics import Spread
 from fedstill.report.tables import NO_VALUE, Cell, Column, Row, Table, template_environment
-
-if TYPE_CHECKING:
-    from fedstill.compare.comparison import Comparison
 
 
 def render_comparison_page(summary: ComparisonSummary) -> str:

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedstill.attacks.attack_results import ComparisonColumn, Leakage
-from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.attack import ComparisonColumn, Leakage
+from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.compare import comparison_runner
 from fedstill.compare.comparison import SHARED, Comparison, ComparisonRun, released_kinds
 from fedstill.compare.method_forms import MethodForm, form_rank, form_sentences
@@ -51,11 +51,8 @@ from fedstill.report.statistics import (
     compare_paired_runs,
 )
 from fedstill.report.tables import format_value_without_unit, lowercase_title
+from fedstill.runs.spec import PaperMetric
 from fedstill.tasks.task import Metric
-
-if TYPE_CHECKING:
-    from fedstill.runs.spec import PaperMetric
-
 
 # --- one method in one setting --------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.attacks.attack_results import ComparisonColumn
+from fedstill.attacks.attack import ComparisonColumn
 from fedstill.compare.comparison import COSTS, SMALL_SCALE
 from fedstill.compare.method_forms import FORM_TITLES, MethodForm, form_sentences
 from fedstill.compare.reproduction import (

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from fedstill.attacks.attack_results import ComparisonColumn
+from fedstill.attacks.attack import ComparisonColumn
 from fedstill.core.name_normalization import natural_sort_key
 from fedstill.core.text_format import format_bytes, format_percent
 from fedstill.privacy.statement import format_epsilon_bound

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedstill.attacks.attack_results import Leakage
+from fedstill.attacks.attack import Leakage
 from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_count, join_names
 from fedstill.report import privacy_section

@@ -18,7 +18,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedstill.attacks.attack_results import (
+from fedstill.attacks.attack import (
     AttackMetricsLine,
     AttackReport,
     ComparisonColumn,

@@ -16,7 +16,7 @@ from fedstill.report.tables import NO_VALUE, Cell, Column, Row, Table, markdown
 
 MAX_CELL = 200  # characters of a cell of the summary
 BEGIN, END = "<!-- summary -->\n", "<!-- /summary -->"  # around the summary on its page
-MARKS = {"printed": "", "published": "\u2021", "fedstill": "\u2020"}  # after a row's name, by form
+SYMBOLS = {"printed": "", "published": "\u2021", "fedstill": "\u2020"}  # after a row's name, by form
 COLUMNS = ("paper", "ours", "scale", "seeds", "verdict")
 
 
@@ -88,8 +88,8 @@ def _our_cell(entry: Reproduction, record: ReproductionRecord) -> str:
         metric = values.get((row.setting, row.row, row.metric))
         if metric is None or record.flag(row.setting):
             raise ArgumentError(f"headline of {entry.name}", row.row, "an unflagged row of the record")
-        mark = MARKS[forms[row.row].form] if row.row in forms else ""
-        found.append((replace(row, row=f"{row.row}{mark}"), format_mean_and_std(*metric.mean_and_std())))
+        symbol = SYMBOLS[forms[row.row].form] if row.row in forms else ""
+        found.append((replace(row, row=f"{row.row}{symbol}"), format_mean_and_std(*metric.mean_and_std())))
     return _headline(found)
 
 

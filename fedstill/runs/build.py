@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedstill import models
+from fedstill.core.compute import Compute
 from fedstill.core.config_tables import to_table
 from fedstill.core.dataset import CaseIndex, Column, DataSet, TensorData, check_pixels
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, by_caller
@@ -25,14 +26,17 @@ from fedstill.data.public import HELD_OUT, PublicData, hold_out, load_public
 from fedstill.data.stratified_sampling import hash_groups, require_no_gaps
 from fedstill.data.table_data import check_features
 from fedstill.models import custom_model
+from fedstill.models.backbones import RawInputs
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig, read_model_config
 from fedstill.models.module_check import needs_two_examples
 from fedstill.models.predictors import URL_SCHEMES, Endpoint
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
+from fedstill.protocol.digests import digest
 from fedstill.protocol.method import Method
 from fedstill.protocol.needs import Needs, unmet_need
+from fedstill.runs.feature_space import FeatureSpace, on_features, to_feature_space
 from fedstill.runs.spec import RunSpec, fingerprint_options
 from fedstill.tasks import Task
 
@@ -79,6 +83,7 @@ class Setting:
         vocabulary: number of token ids, for texts.
         schema: columns of tables; default: any numbers.
         test_names: name of each test example in its source; default: numbers from 0.
+        feature_space: backbone whose features are the inputs; None: the data themselves are.
     """
 
     spec: RunSpec
@@ -94,6 +99,7 @@ class Setting:
     vocabulary: int = 0
     schema: TableSchema = NO_SCHEMA
     test_names: Sequence[str] = ()
+    feature_space: FeatureSpace | None = None
 
 
 def check_method(method: Method, task: Task, public: PublicData | None) -> None:
@@ -323,19 +329,74 @@ def describe_cases(test: TensorData) -> dict[str, Any]:
     return {"test_cases": count, "case": "patient" if test.cases.corners is None else "picture"}
 
 
-def build_setting(
-    spec: RunSpec, data: DataSet, parts: Sequence[TensorData], public: PublicData | None
-) -> Setting:
-    """Build the setting of a simulation from data that have been split.
+def run_task(spec: RunSpec, classes: Sequence[str]) -> Task:
+    """Return what the models of a run learn: its task, on rows of features if there is a backbone."""
+    task = spec.task.make(classes)
+    return task.on_features() if spec.features else task
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedData:
+    """Data of a simulation, as its models take them.
 
     Args:
         data: classes, test set and normalization.
         parts: each node's examples.
         public: public data, or None.
+        feature_space: backbone whose features are the inputs; None: the data themselves are.
+    """
+
+    data: DataSet
+    parts: Sequence[TensorData]
+    public: PublicData | None
+    feature_space: FeatureSpace | None = None
+
+
+def prepare_data(spec: RunSpec, data: DataSet, *, progress: bool = False) -> LoadedData:
+    """Split the data of a run over the nodes, and compute their features if there is a backbone.
+
+    Args:
+        data: the data set of the run.
+        progress: show the progress of the features.
+
+    Raises:
+        FedstillError: the data cannot be split, or the backbone cannot be loaded.
+    """
+    parts, public = split_data(spec, data)
+    if not spec.features:
+        return LoadedData(data, parts, public)
+    run_task(spec, data.classes)  # raises if the task has targets at each pixel
+    if data.schema:
+        raise ArgumentError("features.backbone", spec.features.backbone, "none for rows of a table")
+    new_parts, test, public, space = to_feature_space(
+        spec.features,
+        RawInputs(tuple(data.test.inputs.shape[1:]), data.mean, data.std, data.vocabulary),
+        spec.public,
+        parts,
+        data.test,
+        public,
+        compute=Compute(spec.engine),
+        data_digest=digest_examples(parts),
+        progress=progress,
+    )
+    return LoadedData(on_features(data, test), new_parts, public, space)
+
+
+def digest_examples(parts: Sequence[TensorData]) -> str:
+    """Return a digest of examples; equal digests mean equal bits."""
+    named = {f"inputs {k}": part.inputs for k, part in enumerate(parts)}
+    named |= {f"targets {k}": part.targets for k, part in enumerate(parts)}
+    named |= {f"groups {k}": part.groups for k, part in enumerate(parts) if part.groups is not None}
+    return digest("data", named)
+
+
+def build_setting(spec: RunSpec, loaded: LoadedData) -> Setting:
+    """Build the setting of a simulation from data that have been split.
 
     Raises:
         ArgumentError: there are more models than nodes.
     """
+    data, parts = loaded.data, loaded.parts
     names = spec.nodes.models
     if len(names) > len(parts):
         raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(parts)} nodes")
@@ -356,14 +417,19 @@ def build_setting(
         )
         for index, (part, site) in enumerate(zip(parts, sites, strict=True))
     ]
-    return replace(build_server_setting(spec, data, public), nodes=nodes, centralized_model=centralized_model)
+    return replace(
+        build_server_setting(spec, data, loaded.public),
+        nodes=nodes,
+        centralized_model=centralized_model,
+        feature_space=loaded.feature_space,
+    )
 
 
 def build_server_setting(spec: RunSpec, data: DataSet, public: PublicData | None) -> Setting:
     """Build the server's part of a setting, without nodes."""
     return Setting(
         spec=spec,
-        task=spec.task.make(data.classes),
+        task=run_task(spec, data.classes),
         student=_build_initial_network(spec, data, spec.student.model, "student"),
         test=_test_set(spec, data),
         public=public,
@@ -403,7 +469,7 @@ def _build_initial_network(spec: RunSpec, data: DataSet, name: str, *purpose: st
 def _build_node_model(spec: RunSpec, data: DataSet, name: str, index: int) -> torch.nn.Module:
     """Build a node's model."""
     parsed, place = parse_node_model(name), Path()
-    task, shape = spec.task.make(data.classes), tuple(data.test.inputs.shape[1:])
+    task, shape = run_task(spec, data.classes), tuple(data.test.inputs.shape[1:])
     to = Interface(task, data.classes, shape, data.vocabulary, data.mean, data.std, data.schema)
     return custom_model.build_model(parsed, to, place, spec.seed, "model", index, option="nodes.models")
 

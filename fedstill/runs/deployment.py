@@ -25,10 +25,10 @@ from typing import Any
 import tomli_w
 from safetensors.torch import save_file
 
-from fedstill.core import private_files, toml
+from fedstill.core import private_files
 from fedstill.core.checkpoint import load_state
 from fedstill.core.compute import ComputeConfig
-from fedstill.core.config_tables import to_table
+from fedstill.core.config_tables import parse_toml, to_table
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import DataError, DeployError, FedstillError
 from fedstill.core.hashing import group_digits
@@ -47,7 +47,7 @@ from fedstill.federation import flare_site, server_rules
 from fedstill.federation.admin import STOPPED, Admin, has_ended, read_stop_reason
 from fedstill.federation.flare import NODES, SERVER_FOLDER, write_job
 from fedstill.federation.provision import NODE_CLASSES, SERVER_CLASSES, provision, require_flare, write_json
-from fedstill.models.class_map import ClassMappedModel
+from fedstill.models.interface import ClassMappedModel
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import FILE
 from fedstill.node.node_file import NodeFile, NodeModelConfig
@@ -59,7 +59,7 @@ from fedstill.runs.build import parse_node_model
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.spec import NodesConfig, RunSpec, read_toml, to_dict
 from fedstill.tasks import TASKS
-from fedstill.track.tracker import TrackerGroup
+from fedstill.track.trackers import TrackerGroup
 
 RUN = "live.json"  # in the run's folder: its name at the nodes, and at a deployed federation the nodes' names
 ABORT_TIMEOUT = 20.0  # seconds for an aborted job to end
@@ -382,7 +382,7 @@ def _write_server_rules(spec: RunSpec, folder: Path) -> None:
     Args:
         folder: of the server.
     """
-    table = toml.parse(server_config_toml(spec)) | {"plugins": spec.plugins}
+    table = parse_toml(server_config_toml(spec)) | {"plugins": spec.plugins}
     rules = server_rules.rules_allowing_run(table)
     write_text(folder / server_rules.FILE, tomli_w.dumps(to_table(rules)))
 

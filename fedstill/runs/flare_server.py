@@ -11,7 +11,7 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from fedstill.core import toml
+from fedstill.core.config_tables import parse_toml
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.hashing import group_digits
 from fedstill.core.name_normalization import check_run_name
@@ -39,7 +39,7 @@ class ServerProgram:
     """The server's program of one run in FLARE's job.
 
     Args:
-        spec: the run's configuration as TOML; the server's owner restricts it
+        config: the run's configuration as TOML; the server's owner restricts it
             (:mod:`fedstill.federation.server_rules`).
         run: name of the run; an interrupted run of this name is resumed.
         nodes: all nodes with which the run was started, also those that are not in this job. Default: the
@@ -141,6 +141,6 @@ class ServerProgram:
             folder: of the server.
         """
         rules = server_rules.read_server_rules(folder)
-        rules.require_allowed(toml.parse(self.config, "the run"), folder / server_rules.FILE)
+        rules.require_allowed(parse_toml(self.config, "the run"), folder / server_rules.FILE)
         add_search_folders(rules.plugin_folders(folder))
         return read_toml(self.config)

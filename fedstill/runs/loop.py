@@ -40,7 +40,7 @@ from fedstill.protocol.method import Method
 from fedstill.runs.build import Setting
 from fedstill.runs.spec import fingerprint_options
 from fedstill.tasks import Task
-from fedstill.track.tracker import TrackerGroup
+from fedstill.track.trackers import TrackerGroup
 
 UNITS = {"step": "distillation", "epoch": "distillation", "round": "rounds"}  # title of the progress bar
 

@@ -40,7 +40,7 @@ from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.results import write_results
 from fedstill.runs.run import COMMAND, add_tracker_failure_notes, machine_and_date, require_empty_folder
 from fedstill.runs.spec import RunSpec, to_dict, to_toml
-from fedstill.track.tracker import TrackerGroup
+from fedstill.track.trackers import TrackerGroup
 
 FILES = "files.json"  # in the run's folder: the files that it uses
 # Options that may change after the queries were sent, in addition to those that the method names. They affect

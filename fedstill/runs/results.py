@@ -25,7 +25,7 @@ from fedstill.protocol.method import Method, method_name
 from fedstill.runs.base import Run
 from fedstill.runs.build import Setting
 from fedstill.runs.evaluation import Outputs, mean
-from fedstill.runs.student_file import header
+from fedstill.runs.student_file import file_module, header
 from fedstill.tasks import Task
 
 
@@ -118,7 +118,7 @@ def write_results(run: Run, result: Mapping[str, Any], *, keep_state: bool = Fal
     """
     for name, text in run.method.output_files(run.server, run.server.state).items():
         run.records.write_file(name, text)
-    student = run.setting.student if run.has_student else None
+    student = file_module(run.setting) if run.has_student else None
     run.records.finish(result, student, header(run.setting), keep_state=keep_state)
     run.listeners.close(result)
 

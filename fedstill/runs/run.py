@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedstill.core import toml
+from fedstill.core.config_tables import read_text
 from fedstill.core.errors import ArgumentError, RunFolderError, by_caller
 from fedstill.core.progress import PROGRESS_FILE, ProgressFile
 from fedstill.core.run_writer import (
@@ -30,7 +30,7 @@ from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec, fingerprint_options, load_toml, to_dict, to_toml
 from fedstill.runs.trained_model_cache import TrainedModels
-from fedstill.track.tracker import TrackerGroup
+from fedstill.track.trackers import TrackerGroup
 
 COMMAND = "# Made by: "  # start of the first line of config.toml, before the command that repeats the run
 
@@ -70,7 +70,7 @@ def run(
     if spec.engine.startup_kit:
         spec = _with_kit(spec, Path(spec.engine.startup_kit))
     listeners = TrackerGroup(spec.track, to_dict(spec))
-    prepared = None if spec.engine.startup_kit else build_simulation(spec)
+    prepared = None if spec.engine.startup_kit else build_simulation(spec, progress=progress)
     make_folder(out)
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(spec)}")
     return _run_in_folder(spec, prepared, out, command, progress, trained, report, listeners)
@@ -106,6 +106,9 @@ def run_or_resume(
 
 
 def _require_engine(spec: RunSpec) -> None:
+    if spec.features and (spec.engine.backend != "local" or spec.engine.startup_kit):
+        expected = "none with nodes outside of this process (engine.backend = local)"
+        raise ArgumentError("features.backbone", spec.features.backbone, expected)
     if spec.engine.backend != "local":
         from fedstill.federation.provision import require_flare
 
@@ -151,7 +154,7 @@ def resume(
         return result
     spec = load_toml(out / "config.toml")
     _require_engine(spec)
-    first = toml.read_text(out / "config.toml").splitlines()[0]
+    first = read_text(out / "config.toml").splitlines()[0]
     if startup_kit is not None:
         if not spec.engine.startup_kit:
             raise ArgumentError(
@@ -160,7 +163,7 @@ def resume(
         spec = _with_kit(spec, startup_kit)
         write_text(out / "config.toml", f"{first}\n\n{to_toml(spec)}")
     listeners = TrackerGroup(spec.track, to_dict(spec))
-    prepared = None if spec.engine.startup_kit else build_simulation(spec)
+    prepared = None if spec.engine.startup_kit else build_simulation(spec, progress=progress)
     return _run_in_folder(
         spec, prepared, out, first.removeprefix(COMMAND), progress, trained, report, listeners
     )

@@ -41,7 +41,7 @@ from fedstill.node.protection import (
     require_unchanged_data,
     run_uncharged_preparation,
 )
-from fedstill.protocol.digests import chain_digest, digest
+from fedstill.protocol.digests import chain_digest
 from fedstill.protocol.local_config import FULL_TRAINING, Span
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.needs import unmet_need
@@ -54,7 +54,9 @@ from fedstill.runs.build import (
     check_networks,
     check_nodes,
     describe_run,
-    split_data,
+    digest_examples,
+    prepare_data,
+    run_task,
 )
 from fedstill.runs.evaluation import Evaluation
 from fedstill.runs.results import collect_results
@@ -68,14 +70,6 @@ UPPER_BOUND = (
     "(--evaluation.centralized false) skips it."
 )
 LOG_INTERVAL = 50  # local steps between two logged losses; each node's last loss is logged, too
-
-
-def digest_examples(parts: Sequence[TensorData]) -> str:
-    """Return a digest of examples; equal digests mean equal bits."""
-    named = {f"inputs {k}": part.inputs for k, part in enumerate(parts)}
-    named |= {f"targets {k}": part.targets for k, part in enumerate(parts)}
-    named |= {f"groups {k}": part.groups for k, part in enumerate(parts) if part.groups is not None}
-    return digest("data", named)
 
 
 class Simulation(MeasuredSimulation):
@@ -339,7 +333,9 @@ class Simulation(MeasuredSimulation):
         for node in self.nodes:  # the nodes' models can be trained again, except for frozen parameters
             for name, parameter in node.model.named_parameters():
                 parameter.requires_grad_(name not in node.frozen["model"])
-        return {**results, "data_digest": digest_examples(self._private_data())}
+        space = self.setting.feature_space  # whose digest is of the data before features
+        digested = digest_examples(self._private_data()) if space is None else space.data_digest
+        return {**results, "data_digest": digested}
 
     # --- local training -------------------------------------------------------------------------------
 
@@ -455,8 +451,11 @@ class Simulation(MeasuredSimulation):
         return [group for group in groups if group]  # without groups that have been trained
 
 
-def build_simulation(spec: RunSpec) -> tuple[Simulation, dict[str, Any]]:
+def build_simulation(spec: RunSpec, *, progress: bool = False) -> tuple[Simulation, dict[str, Any]]:
     """Build a simulation from a configuration, with all checks.
+
+    Args:
+        progress: show the progress of features that are computed first.
 
     Returns:
         The simulation, and its description for the result.
@@ -465,13 +464,15 @@ def build_simulation(spec: RunSpec) -> tuple[Simulation, dict[str, Any]]:
     if len(data.classes) < spec.task.task_class.min_classes:
         expected = f"{spec.task.task_class.min_classes} or more classes"
         raise DataError(f"{data.name}: the only class is {', '.join(data.classes)} (expected {expected})")
-    task, method = spec.task.make(data.classes), spec.method
+    task, method = run_task(spec, data.classes), spec.method
     reason = unmet_need(method.needs(), task)
     if reason is not None:  # first, as it cannot be fixed by other options
         raise MethodRefused(method.title, "", reason)
-    task.check(data.train, "training data")
-    parts, public = split_data(spec, data)
-    simulation = Simulation(build_setting(spec, data, parts, public))
+    spec.task.make(data.classes).check(data.train, "training data")
+    loaded = prepare_data(spec, data, progress=progress)
+    simulation = Simulation(build_setting(spec, loaded))
+    if loaded.feature_space is not None:
+        simulation.notes += loaded.feature_space.notes
     if spec.data.validation:
         simulation.notes.append(
             "evaluated on validation data (data.validation): the test data of this run are training examples "
@@ -483,10 +484,13 @@ def build_simulation(spec: RunSpec) -> tuple[Simulation, dict[str, Any]]:
         "name": split_config.registered_name,
         "about": split_config.about,
         **split_config.specific_options,
-        "nodes": len(parts),
+        "nodes": len(loaded.parts),
         **value_info,
     }
-    return simulation, describe_run(spec, data, sum(map(len, parts)), split_info)
+    about = describe_run(spec, loaded.data, sum(map(len, loaded.parts)), split_info)
+    if loaded.feature_space is not None:
+        about["features"] = loaded.feature_space.to_record()
+    return simulation, about
 
 
 # --- how nodes are grouped for computation: engine.batching ------------------------------------------------
@@ -511,7 +515,7 @@ def should_stack(compute: Compute, nodes: Sequence[Node], *, local_training: boo
     (``benchmarks/gpu.py``). On a CPU it stacks only networks of matrix products, and only if each core has
     more than three of each architecture. Stacked convolutions are grouped convolutions, which take two to
     three times as long on a CPU (``benchmarks/grid.py``); nodes that are not stacked are computed on all
-    cores at once (:mod:`fedstill.core.workers`).
+    cores at once (:mod:`fedstill.core.compute`).
 
     Args:
         local_training: the networks are grouped for local training, without queries.

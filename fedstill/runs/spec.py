@@ -25,8 +25,9 @@ from fedstill.core.registry import add_search_folders, check_registered_names
 from fedstill.data.builtin import Digits
 from fedstill.data.config import DataConfig
 from fedstill.data.partitioners import Dirichlet, SplitConfig
-from fedstill.data.public import PublicConfig
+from fedstill.data.public import GAUSSIAN, PublicConfig
 from fedstill.federation.link_config import LinkConfig
+from fedstill.models.backbones import Features
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.local_config import LocalConfig
@@ -42,6 +43,7 @@ Name = Annotated[str, MinLen(1), "the name of a model"]
 # that fail.
 RESUMABLE_OPTIONS = (
     r"name|plugins|track\b.*|(data|public)\.(root|path)|link\.(wait|quorum|outlier)"
+    r"|features\.(weights|batch|cache|cache_gib)"
     r"|engine\.(backend|batching|device|threads|cuda_graphs|watch_random|channels_last|startup_kit)"
 )
 
@@ -180,6 +182,9 @@ class RunSpec(CheckedOptions):
     public: PublicConfig = field(default_factory=PublicConfig)
     """Public data, for methods that need some."""
 
+    features: Features = field(default_factory=Features)
+    """Pretrained backbone, whose features the models take in place of images or texts."""
+
     nodes: NodesConfig = field(default_factory=NodesConfig)
     """Options of the nodes."""
 
@@ -213,6 +218,9 @@ class RunSpec(CheckedOptions):
         super().__post_init__()
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise ArgumentError("name", self.name, "letters, digits, '.', '_' and '-', as it names a folder")
+        if self.public.name == GAUSSIAN and not self.features:
+            expected = "another source, as normally distributed inputs need features (features.backbone)"
+            raise ArgumentError("public.name", GAUSSIAN, expected)
         check_registered_names(self.method, "method")
         check_paper_metrics(self.paper, [self.task])
 
@@ -268,9 +276,11 @@ def fingerprint_options(spec: RunSpec) -> dict[str, str]:
     """Return the options that a resumed run must keep, as texts by dotted name.
 
     These are all except ``RESUMABLE_OPTIONS``: paths of data, computing, trackers, and the rules on nodes
-    that fail.
+    that fail. Without a backbone, options of features have no effect.
     """
     options = flatten(to_dict(spec))
+    if not spec.features:
+        options = {name: value for name, value in options.items() if not name.startswith("features.")}
     return {name: str(value) for name, value in options.items() if not re.fullmatch(RESUMABLE_OPTIONS, name)}
 
 

@@ -9,18 +9,29 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from fedstill.core.config_tables import read_table, to_table
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError, RunFolderError, by_caller
 from fedstill.core.registry import first_line
 from fedstill.core.version import __version__
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.text_data import TextData
 from fedstill.models import MODELS, build
+from fedstill.models.backbones import (
+    BACKBONE_KINDS,
+    Backbone,
+    BackboneWithHead,
+    Features,
+    RawInputs,
+    ScaledHead,
+    empty_scale,
+    load_backbone,
+)
 from fedstill.runs.build import Setting, input_shape, normalization
 from fedstill.runs.spec import load_toml
 from fedstill.tasks import Task
@@ -39,11 +50,17 @@ class StudentFile:
             module.
         spec: inputs, classes and normalization; None if unknown.
         words: tokenizer of texts, as in ``data.vocabulary``.
+        features: backbone whose features the network takes; without one it takes the inputs themselves.
+        backbone_digest: digest of the backbone.
+        width: number of its features.
     """
 
     model: str
     spec: DataSpec | None
     words: str = ""
+    features: Features = field(default_factory=Features)
+    backbone_digest: str = ""
+    width: int = 0
 
     def header(self) -> dict[str, str]:
         """Return the file's header, as JSON under one key, since safetensors does not keep the order of
@@ -56,6 +73,12 @@ class StudentFile:
             **spec,
             "words": self.words,
         }
+        if self.features:
+            metadata["features"] = {
+                **to_table(self.features),
+                "digest": self.backbone_digest,
+                "width": self.width,
+            }
         return {KEY: json.dumps(metadata)}
 
     @classmethod
@@ -74,28 +97,58 @@ class StudentFile:
         try:
             model, words = str(table.pop("model")), str(table.pop("words"))
             table.pop("version")
-            return cls(model, DataSpec.from_dict(table, tasks) if table else None, words)
-        except (ValueError, KeyError) as error:  # ArgumentError is one
+            backbone = dict(table.pop("features", {}))
+            digest, width = str(backbone.pop("digest", "")), int(backbone.pop("width", 0))
+            features = read_table(Features, backbone, "features.")
+            spec = DataSpec.from_dict(table, tasks) if table else None
+            return cls(model, spec, words, features, digest, width)
+        except (ValueError, KeyError, TypeError) as error:  # ArgumentError is a ValueError
             raise RunFolderError(f"{where}: {first_line(error)}") from error
 
-    def network(self, given: str = "", own: str = "") -> nn.Module:
+    def network(self, given: str | nn.Module = "", own: str = "", custom_backbone: str = "") -> nn.Module:
         """Build a network of the student's architecture, with initial weights.
 
         Args:
-            given: name of a network that replaces the file's.
+            given: a network that replaces the file's, or its name; with a backbone the head.
             own: name of a custom network that may be imported if the file names it.
+            custom_backbone: name of a custom backbone that may be imported if the file names it.
 
         Raises:
-            ArgumentError: the name may not be imported.
+            ArgumentError: the name may not be imported, or the backbone's files do not exist.
+            ModelError: the backbone differs from the one of the run.
         """
-        model_name = given or self.model
-        if not given and own != model_name and model_name.partition(":")[0] not in MODELS.builtin:
+        model_name = given if isinstance(given, str) and given else self.model
+        if given == "" and own != model_name and model_name.partition(":")[0] not in MODELS.builtin:
             option = by_caller("--model", "model=", "model=")
             raise ArgumentError(
                 "the student's model", model_name, f"one of fedstill's own; or name it with {option}"
             )
         spec = self.spec_or_error
-        return build(model_name, spec.shape, len(spec.classes), 0, "student", vocabulary=spec.vocabulary)
+        if isinstance(given, nn.Module) and not self.features:
+            return given
+        if not self.features:
+            return build(model_name, spec.shape, len(spec.classes), 0, "student", vocabulary=spec.vocabulary)
+        backbone = self._backbone(custom_backbone)
+        if isinstance(given, nn.Module):
+            head = given
+        else:
+            head = build(model_name, (backbone.width,), len(spec.classes), 0, "student")
+        return BackboneWithHead(backbone, ScaledHead(empty_scale(self.features, backbone.width), head))
+
+    def _backbone(self, custom: str) -> Backbone:
+        """Load the backbone, and check that it is the one of the run."""
+        name, spec = self.features.backbone, self.spec_or_error
+        kind = name.partition(":")[0]
+        if kind not in BACKBONE_KINDS and not name.endswith(".onnx") and name != custom:
+            allowed = "one of fedstill's own; a custom one is imported for the folder of its run only"
+            raise ArgumentError("the student's backbone", name, allowed)
+        backbone = load_backbone(self.features, RawInputs(spec.shape, spec.mean, spec.std, spec.vocabulary))
+        if backbone.digest != self.backbone_digest:
+            raise ModelError(
+                f"backbone {name} differs from the one of the run: its digest is {backbone.digest} (expected "
+                f"{self.backbone_digest}; features.weights names the file of its weights)"
+            )
+        return backbone
 
     @property
     def spec_or_error(self) -> DataSpec:
@@ -118,12 +171,25 @@ def header(setting: Setting) -> dict[str, str]:
     mean, std = (tuple(values.flatten().tolist()) for values in normalization(setting))
     class_names = setting.schema.classes if setting.schema else setting.classes
     names = tuple(class_names or map(str, range(setting.task.classes)))
-    with suppress(ArgumentError):  # for example, features without a schema
-        data_spec = DataSpec(
-            spec.task, names, input_shape(setting), mean, std, setting.vocabulary, setting.schema
-        )
+    shape, vocabulary, space = input_shape(setting), setting.vocabulary, setting.feature_space
+    if space is not None:
+        raw = space.backbone.raw
+        shape, mean, std, vocabulary = raw.shape, raw.mean, raw.std, raw.vocabulary
+    with suppress(ArgumentError):  # for example, rows without a schema
+        data_spec = DataSpec(spec.task, names, shape, mean, std, vocabulary, setting.schema)
     words = spec.data.vocabulary if isinstance(spec.data, TextData) else ""
-    return StudentFile(spec.student.model, data_spec, words).header()
+    if space is None:
+        return StudentFile(spec.student.model, data_spec, words).header()
+    backbone = space.backbone
+    features = replace(space.options, precision=backbone.precision)  # as the metrics were computed
+    about = StudentFile(spec.student.model, data_spec, words, features, backbone.digest, backbone.width)
+    return about.header()
+
+
+def file_module(setting: Setting) -> nn.Module:
+    """Return the module whose weights the file of a setting's student has: of features, the head alone."""
+    space = setting.feature_space
+    return setting.student if space is None else ScaledHead(space.scale, setting.student)
 
 
 def network_name(network: nn.Module, task: Task, shape: tuple[int, ...], vocabulary: int = 0) -> str:
@@ -178,14 +244,16 @@ def read(
     except (SafetensorError, OSError) as error:
         raise RunFolderError(f"cannot read {path}: {first_line(error)}") from error
     own: tuple[str, ...] = ()
+    custom_backbone = ""
     if folder is not None and (folder / "config.toml").exists():
         spec = load_toml(folder / "config.toml")  # also registers its plugin folders
         own = (spec.student.model, spec.task.registered_name)
+        custom_backbone = spec.features.backbone
     about = StudentFile.parse(metadata, str(path), own[1:])
     about.spec_or_error  # noqa: B018
-    network = model if isinstance(model, nn.Module) else about.network(model or "", "".join(own[:1]))
+    network = about.network("" if model is None else model, "".join(own[:1]), custom_backbone)
     try:
-        network.load_state_dict(weights)
+        (network.head if isinstance(network, BackboneWithHead) else network).load_state_dict(weights)
     except (RuntimeError, KeyError) as error:
         other = f"holds weights of another architecture than {type(network).__name__}"
         raise ModelError(f"{path}: {other}: {first_line(error)}") from error

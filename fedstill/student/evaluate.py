@@ -20,12 +20,13 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.run_writer import RunWriter, read_object
 from fedstill.core.text_format import replace_nonfinite
 from fedstill.core.version import __version__
+from fedstill.data.features import FeatureCache, compute_features
 from fedstill.data.loading import load
 from fedstill.data.new_data import EvaluationDataOptions, load_labeled
-from fedstill.runs.build import describe_cases, split_data
+from fedstill.models.backbones import BackboneWithHead
+from fedstill.runs.build import describe_cases, digest_examples, split_data
 from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs_as_reloaded
 from fedstill.runs.results import input_hashes
-from fedstill.runs.simulation import digest_examples
 from fedstill.runs.spec import load_toml
 from fedstill.runs.student_file import read
 
@@ -56,7 +57,12 @@ def evaluate(
     test = load_labeled(data, about.spec_or_error, reading)
     task, compute = about.spec_or_error.make_task(), Compute(EngineConfig())
     evaluation = Evaluation(task, test.to(compute.device), compute, 0)
-    outputs = student_outputs_as_reloaded(network, evaluation.test.inputs, compute)
+    inputs = evaluation.test.inputs
+    if isinstance(network, BackboneWithHead):
+        cache = FeatureCache.from_options(about.features, network.backbone)
+        inputs = compute_features(network.backbone, inputs, cache, batch=about.features.batch)
+        network = network.head
+    outputs = student_outputs_as_reloaded(network, inputs, compute)
     predictions = Outputs(outputs)
     details = evaluation.detailed_metrics(predictions, about.spec_or_error.classes)
     sites = {}

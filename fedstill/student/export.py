@@ -21,6 +21,8 @@ import torch
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError
 from fedstill.core.registry import first_line
 from fedstill.core.seeds import torch_generator
+from fedstill.models.backbones import BackboneWithHead
+from fedstill.models.module_utils import deep_copy
 from fedstill.student.student_model import PortableStudent, StudentModel, export_metadata
 
 TEST_INPUTS = 8  # inputs for the comparison
@@ -76,6 +78,8 @@ def export(student: StudentModel, kind: str, out: Path) -> float:
 
 
 def _write_and_compare(student: StudentModel, kind: str, out: Path) -> float:
+    if isinstance(network := student.network, BackboneWithHead):
+        student = StudentModel(deep_copy(network).as_float32(), student.about)
     export_format, portable = export_format_by_name(kind), PortableStudent(student).eval()
     x = student.preprocessing.sample(TEST_INPUTS, torch_generator(0, "export"))
     try:

@@ -66,8 +66,12 @@ def save(student: StudentModel, out: Path) -> None:
     """Write a student as a folder for transformers.
 
     Raises:
-        ArgumentError: the network is not a built-in one. The folder can name built-in networks only.
+        ArgumentError: the network is not a built-in one, or has a backbone. The folder can name built-in
+            networks only.
     """
+    if student.about.features:
+        expected = "onnx or torchscript, as a folder for transformers would not contain the backbone"
+        raise ArgumentError("--format", "huggingface", expected)
     try:
         student.about.network()
     except ArgumentError as error:

@@ -26,7 +26,7 @@ def predict(student: StudentModel, data: str, reading: EvaluationDataOptions, ou
     Args:
         student: the student.
         data: path of the data.
-        how: how the data are read.
+        reading: options for reading the data.
         out: the CSV file.
 
     Raises:

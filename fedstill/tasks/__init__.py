@@ -2,8 +2,7 @@
 
 Each task has a file (``classification``, ``multi_label``, ``segmentation``, ``instances``,
 ``reconstruction``, ``regression``, ``survival``) with a subclass of ``task.Task``, its metrics, and a
-subclass of ``config.TaskConfig`` with its options. ``map_task`` is the base of tasks with one class per
-pixel, ``numeric_task`` of tasks with numeric outputs. ``logit_formulas`` holds the papers' formulas as pure
+subclass of ``task.TaskConfig`` with its options. ``logit_formulas`` holds the papers' formulas as pure
 functions of logits, ``ensembles`` the ways to combine responses, ``label_maps`` functions that make maps.
 
 This package may import core only. To add a task, add a file here and a line in ``TASKS``. To add an ensemble,
@@ -13,7 +12,6 @@ other file (docs/custom-task.md, docs/custom-model.md).
 
 from __future__ import annotations
 
-from fedstill.tasks.config import TASKS, Targets, TaskConfig
-from fedstill.tasks.task import ENSEMBLES, Ensemble, Metric, TargetKind, Task
+from fedstill.tasks.task import ENSEMBLES, TASKS, Ensemble, Metric, TargetKind, Targets, Task, TaskConfig
 
 __all__ = ["ENSEMBLES", "TASKS", "Ensemble", "Metric", "TargetKind", "Targets", "Task", "TaskConfig"]

@@ -21,8 +21,7 @@ import torch.nn.functional as F
 
 from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.tasks import logit_formulas
-from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.task import Metric, Task
+from fedstill.tasks.task import Metric, Task, TaskConfig
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

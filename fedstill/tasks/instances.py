@@ -25,10 +25,9 @@ import torch.nn.functional as F
 from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.tasks import segmentation
-from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.label_maps import sample_nuclei
-from fedstill.tasks.map_task import MapTask
-from fedstill.tasks.task import Metric
+from fedstill.tasks.segmentation import MapTask
+from fedstill.tasks.task import Metric, TaskConfig
 
 Labels = npt.NDArray[np.integer]  # (H, W), 0 where there is no object
 Objects = npt.NDArray[np.int32]  # (H, W), 0 where there is none

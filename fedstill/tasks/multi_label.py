@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.tasks import logit_formulas
 from fedstill.tasks.classification import Floats, areas_under_curve, mean_over_classes
-from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.task import Metric, TargetKind, Task
+from fedstill.tasks.task import Metric, TargetKind, Task, TaskConfig
 
 UNKNOWN = -1
 MIN_WEIGHT = 1e-30  # lower bound of weights before a logarithm

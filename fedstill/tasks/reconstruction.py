@@ -25,10 +25,9 @@ from fedstill.core.dataset import CaseIndex, TensorData, check_inputs
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import torch_generator
 from fedstill.tasks.classification import Floats
-from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.label_maps import body_mask, sample_body_regions
-from fedstill.tasks.numeric_task import NumericTask
-from fedstill.tasks.task import Metric, case_indices, mean_by_group
+from fedstill.tasks.regression import NumericTask
+from fedstill.tasks.task import Metric, TaskConfig, case_indices, mean_by_group
 
 MEAN, STD = 0.5, 0.5  # normalization of all images
 ACCELERATION, CENTER_SHARE = 4, 0.08  # defaults of the options

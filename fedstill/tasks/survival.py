@@ -26,9 +26,8 @@ import torch.nn.functional as F
 from fedstill.core.dataset import CaseIndex, TensorData, check_inputs, check_numbers
 from fedstill.core.errors import DataError
 from fedstill.tasks import logit_formulas
-from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.multi_label import UNKNOWN, MultiLabel
-from fedstill.tasks.task import Metric
+from fedstill.tasks.task import Metric, TaskConfig
 
 Floats = npt.NDArray[np.float64]
 ROWS_PER_BLOCK = 512  # rows compared with all others at once

@@ -1,6 +1,7 @@
 """The task interface: losses, ensembles, metrics and label maps behind one class.
 
-Methods, nodes and reports call only :class:`Task`, so they work with every task. The module also holds
+Methods, nodes and reports call only :class:`Task`, so they work with every task. A :class:`TaskConfig`, a
+frozen dataclass next to each task's class, selects a task by name, with its options. The module also holds
 :class:`Metric` and the helpers that average metrics over cases.
 
 Letters: K nodes, G stacked models, B inputs, C classes, labels or output channels. The outputs of one model
@@ -10,10 +11,12 @@ one.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from inspect import isabstract
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +24,7 @@ import torch
 
 from fedstill.core.dataset import CaseIndex, Form, TensorData, check_inputs, check_labels
 from fedstill.core.errors import ArgumentError, MethodRefused
-from fedstill.core.registry import Registry
+from fedstill.core.registry import Registrable, Registry
 from fedstill.tasks import logit_formulas
 
 
@@ -77,6 +80,9 @@ def mean_by_group(values: torch.Tensor, group: torch.Tensor, count: int) -> torc
 
 
 TargetKind = Literal["class", "labels", "map", "image", "number", "time"]
+# Form of a data set's examples: the targets of images, or "texts", or rows of a table with a class ("rows"),
+# a number ("values") or a time until an event ("times"), or images with separate objects ("instances").
+Targets = Literal["class", "labels", "map", "image", "instances", "texts", "rows", "values", "times"]
 
 # Functions of responses, weights and task; fedstill.tasks.ensembles documents their shapes.
 ENSEMBLES: Registry[Callable[[torch.Tensor, torch.Tensor, Task], torch.Tensor]] = Registry(
@@ -135,7 +141,7 @@ class Task(ABC):
     name: ClassVar[str]
     metrics: tuple[Metric, ...]
     kind: ClassVar[TargetKind]
-    form: ClassVar[Form] = "images"
+    form: Form = "images"
     min_classes: ClassVar[int] = 2
     data_task: ClassVar[str] = ""
     condition_channels: int = 0
@@ -153,6 +159,19 @@ class Task(ABC):
     def metric(self) -> str:
         """Key of the primary metric."""
         return self.metrics[0].key
+
+    def on_features(self) -> Task:
+        """Return this task with rows of features in place of its images or texts.
+
+        Raises:
+            ArgumentError: an input has a target at each pixel.
+        """
+        if self.kind in ("map", "image"):
+            expected = "a task with one output per input, as features are one vector per input"
+            raise ArgumentError("task.name", self.name, expected)
+        task = copy.copy(self)
+        task.form = "rows"
+        return task
 
     def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a model's output for one input of a shape: ``(C,)``, or ``(C, H, W)`` for
@@ -452,3 +471,94 @@ class Task(ABC):
     def _no_label_maps(self) -> MethodRefused:
         reason = f"task {self.name} has no label maps to generate inputs from"
         return MethodRefused("a conditional generator", "", reason)
+
+
+class TaskConfig(Registrable):
+    """Base class of task options. A subclass is a frozen dataclass whose fields are the task's keyword
+    arguments.
+
+    Attributes:
+        task_class: class of the task. :meth:`make` calls it with the number of classes and with each field.
+
+    Example:
+        >>> from fedstill.tasks.segmentation import SegmentationConfig
+        >>> SegmentationConfig(dice=0.0).make(["background", "tumor"]).classes
+        2
+    """
+
+    section: ClassVar[str] = "task"
+
+    default = "classification"
+    task_class: ClassVar[type[Task]]
+
+    @staticmethod
+    def validate_class(kind: Any) -> str | None:
+        """Return what a custom class is missing: all that options need, and a complete task class."""
+        if missing := Registrable.validate_class(kind):
+            return missing
+        task_class = kind.task_class
+        if not (isinstance(task_class, type) and issubclass(task_class, Task)):
+            return "a class with task_class: ClassVar[type[Task]], the class of its task"
+        if isabstract(task_class):
+            missing = ", ".join(sorted(task_class.__abstractmethods__))
+            return f"a class whose {task_class.__name__} also has {missing}"
+        metrics = getattr(task_class, "metrics", ())
+        if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
+            return f"a class whose {task_class.__name__} has metrics, a tuple of Metric"
+        if getattr(task_class, "kind", None) not in get_args(TargetKind):
+            return f"a class whose {task_class.__name__} has a kind, one of {', '.join(get_args(TargetKind))}"
+        if not isinstance(getattr(task_class, "name", None), str):
+            return f"a class whose {task_class.__name__} has a name, for messages"
+        return None
+
+    def make(self, classes: int | Sequence[str]) -> Task:
+        """Return the task with these options.
+
+        Args:
+            classes: C, or the names of the C classes, labels or channels.
+        """
+        options: Any = self
+        task_class: Any = self.task_class
+        count = classes if isinstance(classes, int) else len(classes)
+        task: Task = task_class(count, **{field.name: getattr(self, field.name) for field in fields(options)})
+        return task
+
+    def minimal_task(self) -> Task:
+        """Return the task with the smallest number of classes, for checks that do not depend on it."""
+        return self.make(self.task_class.min_classes)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Metrics of the task, the primary metric first."""
+        return self.minimal_task().metrics
+
+    @property
+    def targets(self) -> Targets:
+        """Form of the examples that this task needs. Tasks with equal forms share data sets."""
+        if self.task_class.data_task == "instances":
+            return "instances"
+        kind = self.task_class.kind
+        if kind == "number":
+            return "values"
+        if kind == "time":
+            return "times"
+        return kind if self.task_class.form == "images" else self.task_class.form
+
+
+TASKS: Registry[type[TaskConfig]] = Registry(
+    "task",
+    {
+        "classification": "fedstill.tasks.classification:ClassificationConfig",
+        "text": "fedstill.tasks.classification:TextConfig",
+        "tabular": "fedstill.tasks.classification:TabularConfig",
+        "regression": "fedstill.tasks.regression:RegressionConfig",
+        "survival": "fedstill.tasks.survival:SurvivalConfig",
+        "multi-label": "fedstill.tasks.multi_label:MultiLabelConfig",
+        "segmentation": "fedstill.tasks.segmentation:SegmentationConfig",
+        "instances": "fedstill.tasks.instances:InstancesConfig",
+        "reconstruction": "fedstill.tasks.reconstruction:ReconstructionConfig",
+    },
+    base=TaskConfig,
+)
+
+TaskConfig.registry = TASKS

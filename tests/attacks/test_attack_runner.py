@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedstill.attacks.attack import Attack, AttackResult, ImageStrip, ImageTable, LeakageMetric, Target
-from fedstill.attacks.attack_runner import run_attacks
-from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.attack_runner import LeakageConfig, run_attacks
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.transcript import ObservedRelease

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.attacks import mechanism_audits, neighboring_datasets
+from fedstill.attacks import mechanism_audits
 from fedstill.attacks.mechanism_audits import (
     DELTA,
     AuditFinding,
+    Distinguisher,
     audit_one_run,
     audit_one_run_linear,
+    contradictory_records,
     run_audit,
 )
-from fedstill.attacks.neighboring_datasets import Distinguisher, contradictory_records
 from fedstill.core.compute import Precision
 from fedstill.core.dataset import TensorData
 from fedstill.node import dp_training
@@ -39,13 +40,13 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 # Distinguisher, minimum share of the claimed epsilon that it proves, and runs.
 RELEASES: dict[str, tuple[MakeDistinguisher, float, int]] = {
-    "counts": (neighboring_datasets.distinguish_counts, 0.25, 300),
-    "votes": (neighboring_datasets.distinguish_votes, 0.2, 500),
-    "label": (partial(neighboring_datasets.distinguish_votes, release="label"), 0.2, 500),
-    "laplace": (neighboring_datasets.distinguish_outputs, 0.2, 600),
-    "gaussian": (partial(neighboring_datasets.distinguish_outputs, "gaussian", noise=0.2), 0.2, 300),
-    "gradients": (neighboring_datasets.distinguish_gradients, 0.2, 300),
-    "teachers' gradients": (partial(neighboring_datasets.distinguish_gradients, mechanism="pate"), 0.2, 200),
+    "counts": (mechanism_audits.distinguish_counts, 0.25, 300),
+    "votes": (mechanism_audits.distinguish_votes, 0.2, 500),
+    "label": (partial(mechanism_audits.distinguish_votes, release="label"), 0.2, 500),
+    "laplace": (mechanism_audits.distinguish_outputs, 0.2, 600),
+    "gaussian": (partial(mechanism_audits.distinguish_outputs, "gaussian", noise=0.2), 0.2, 300),
+    "gradients": (mechanism_audits.distinguish_gradients, 0.2, 300),
+    "teachers' gradients": (partial(mechanism_audits.distinguish_gradients, mechanism="pate"), 0.2, 200),
 }
 
 
@@ -122,18 +123,18 @@ def test_audit_uses_training_of_private_presets(
 
 
 def test_claimed_costs_by_hand() -> None:
-    assert neighboring_datasets.distinguish_counts(scale=2.0).claimed_cost == {Event("laplace", 2.0): 2}
-    assert neighboring_datasets.distinguish_votes(noise=2.0).claimed_cost == {
+    assert mechanism_audits.distinguish_counts(scale=2.0).claimed_cost == {Event("laplace", 2.0): 2}
+    assert mechanism_audits.distinguish_votes(noise=2.0).claimed_cost == {
         Event("gaussian", 2 / math.sqrt(2)): 2
     }
-    assert neighboring_datasets.distinguish_outputs("laplace", noise=0.4, bound=0.1).claimed_cost == {
+    assert mechanism_audits.distinguish_outputs("laplace", noise=0.4, bound=0.1).claimed_cost == {
         Event("laplace", 1.0): 2
     }
-    assert neighboring_datasets.distinguish_outputs("gaussian", noise=0.4, bound=0.1).claimed_cost == {
+    assert mechanism_audits.distinguish_outputs("gaussian", noise=0.4, bound=0.1).claimed_cost == {
         Event("gaussian", 2.0): 2
     }
     for mechanism in ("pate", "noisy-outputs"):
-        claimed = neighboring_datasets.distinguish_gradients(2.0, mechanism).claimed_cost
+        claimed = mechanism_audits.distinguish_gradients(2.0, mechanism).claimed_cost
         assert claimed[Event("gaussian", 1.0)] == 2
         assert compute_epsilon(claimed, 1e-5) == pytest.approx(
             compute_epsilon({Event("gaussian", 1.0): 2}, 1e-5), rel=1e-6

@@ -29,11 +29,10 @@ from fedstill.attacks.membership_scores import (
     train_proxies,
     train_shadows,
 )
-from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.compute import Compute, EngineConfig, Workers
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.core.workers import Workers
 from fedstill.data import Digits, load
 from fedstill.models import build
 from fedstill.models.inference import predict

@@ -13,9 +13,8 @@ from cyclopts import App
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.cli.arguments import UsageError, split_overrides
+from fedstill.cli.arguments import MissingValue, UsageError, split_overrides
 from fedstill.cli.main import COMMANDS, OPTION_LISTS, bind, dispatch, make_app
-from fedstill.cli.options import MissingValue
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
 

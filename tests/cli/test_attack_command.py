@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstill.attacks.attack_results import Leakage
-from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.attack import Leakage
+from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.membership_inference import MembershipInference

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from fedstill.node import admission
+from fedstill.cli import node_check
+from fedstill.node.admission import RunFacts
 from tests.support.golden import Golden
 
 Here = Callable[..., tuple[int, str, str]]
@@ -115,7 +116,7 @@ def test_check_reports_closed_hours(
         "At this hour the node refuses every query: hours: 00:00-00:01, by the clock of the node.\nNo faults."
     )
     for now, expected in ((time(0, 0, 30), False), (time(12), True)):
-        monkeypatch.setattr(admission, "RunFacts", partial(admission.RunFacts, now=now))
+        monkeypatch.setattr(node_check, "RunFacts", partial(RunFacts, now=now))
         code, out, _ = here("check", folder)
         assert (code, output in out) == (0, expected)
         monkeypatch.undo()

@@ -26,7 +26,7 @@ from fedstill.cli.privacy_plan import (
     _planned_simulated_nodes,
     _solve_for_missing_option,
 )
-from fedstill.core import toml
+from fedstill.core.config_tables import parse_toml
 from fedstill.core.errors import ArgumentError
 from fedstill.node import folder_log, owner_folder
 from fedstill.node.audit_entries import NODE_DATA, Entry
@@ -269,7 +269,7 @@ def test_fediod_gradient_cost_is_the_papers_and_grows_with_queries(
 
 def test_run_length_option_is_the_methods(tmp_path: Path) -> None:
     def name(*sections: str) -> str:
-        config = from_dict(toml.parse(TINY + "".join(sections)))
+        config = from_dict(parse_toml(TINY + "".join(sections)))
         run, sites = _planned_simulated_nodes("tiny", load_toml(write(tmp_path, *sections)))
 
         def price(method: Any, local: Any) -> PrivacyCost | None:

@@ -10,7 +10,7 @@ import pytest
 from fedstill.cli.main import main
 from fedstill.compare import reproduction
 from fedstill.compare.reproduction import ReproducedMetric, ReproductionRecord
-from fedstill.core import toml
+from fedstill.core.config_tables import parse_toml
 from fedstill.report.comparison_tables import reproduction_markdown
 
 FILE = """
@@ -198,13 +198,13 @@ def test_program_without_runs_gets_the_data_folder(papers: Path) -> None:
 
 def test_plan_prints_configuration_and_runs_nothing(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reproduced("x-table1", "--scale", "paper", "--plan", "--seeds", "1", "--split.nodes", "3")
-    plan = toml.parse(capsys.readouterr().out, "plan")
+    plan = parse_toml(capsys.readouterr().out, "plan")
     assert (plan["seeds"], plan["base"]["data"]["train_limit"], plan["base"]["split"]["nodes"]) == ([0], 0, 3)
     assert plan["options"]["fedavg"] == {"name": "fedavg", "rounds": 2, "participation": 1.0}
     reproduced("x-fig1", "--plan")
     output = capsys.readouterr().out
     assert "arguments of x_drawing.py\n[arguments]\nscale = 2.0\n" in output
-    assert toml.parse(output, "plan")["methods"] == ["standalone", "fedavg"]
+    assert parse_toml(output, "plan")["methods"] == ["standalone", "fedavg"]
     assert not Path("runs").exists()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.compare.comparison import (
     ComparisonRun,
     _build_comparison,
@@ -21,7 +21,6 @@ from fedstill.compare.comparison import (
 from fedstill.compare.method_forms import MethodForm, read_forms
 from fedstill.core.config_tables import option_types
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.core.toml import parse
 from fedstill.methods.fedavg import FedAvg
 from fedstill.privacy.config import DPTrainingConfig
 from fedstill.privacy.dpsgd import DPSGD
@@ -30,6 +29,7 @@ from fedstill.protocol.method import METHODS
 from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
 from fedstill.report.comparison_records import summarize
 from fedstill.runs import spec
+from fedstill.runs.presets import parse
 from fedstill.runs.spec import PaperMetric, RunSpec
 
 QUICK: Mapping[str, Any] = {

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.cli.main import main
 from fedstill.compare import comparison_runner
 from fedstill.compare.comparison import (
@@ -315,7 +315,7 @@ class FakeAttack:
 @pytest.fixture
 def attacks(monkeypatch: pytest.MonkeyPatch) -> FakeAttack:
     attacks = FakeAttack()
-    monkeypatch.setattr("fedstill.attacks.attack_runner.run_attacks", attacks)
+    monkeypatch.setattr("fedstill.compare.comparison_runner.run_attacks", attacks)
     return attacks
 
 

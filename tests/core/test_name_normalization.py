@@ -14,7 +14,7 @@ from fedstill.core.name_normalization import (
     normalize_name,
     parse_cli_number,
     parse_number,
-    similar_names,
+    similar_name_pairs,
     spelling_difference,
 )
 
@@ -67,7 +67,7 @@ def test_normalization_of_single_characters_is_idempotent() -> None:
 )
 def test_names_difference_between_names(one: str, other: str, how: str) -> None:
     assert spelling_difference(one, other) == spelling_difference(other, one) == how
-    assert similar_names([one, other]) == ([(one, other)] if how else [])
+    assert similar_name_pairs([one, other]) == ([(one, other)] if how else [])
 
 
 def test_error_escapes_invisible_characters() -> None:

@@ -20,8 +20,8 @@ from fedstill.data.text_data import LabeledTexts, TextData
 from fedstill.runs.presets import parse
 from fedstill.runs.spec import from_dict, to_dict
 from fedstill.tasks.classification import TextConfig
-from fedstill.tasks.config import TASKS
 from fedstill.tasks.segmentation import SegmentationConfig
+from fedstill.tasks.task import TASKS
 
 HERE = __name__
 PRESETS = Path(__file__).parents[2] / "experiments" / "presets"

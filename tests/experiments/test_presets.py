@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedstill.compare.comparison import is_file_listing_methods, read_comparison
-from fedstill.core.toml import parse
+from fedstill.core.config_tables import parse_toml
 from fedstill.data.config import check_supports_task
 from fedstill.runs import presets, spec
 from tests.support.my_lab import Lab
@@ -37,7 +37,7 @@ COMPARISONS = [file for file in sorted(PRESETS.parent.glob("*.toml")) if is_file
 @pytest.mark.parametrize("file", COMPARISONS, ids=lambda file: file.stem)
 def test_every_comparison_is_one_at_each_of_its_scales(tmp_path: Path, file: Path) -> None:
     """Also where it lies in another folder, as a run's own ``compare.toml`` does."""
-    for scale in ("small", *parse(file.read_text()).get("scale", {})):
+    for scale in ("small", *parse_toml(file.read_text()).get("scale", {})):
         comparison = read_comparison(file, scale=scale)
         assert len(comparison.methods) > 1 or len(comparison.settings) > 1
         assert "packs." not in comparison.to_toml() or comparison.base["plugins"]  # else nobody finds them

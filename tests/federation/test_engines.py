@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.core.compute import Compute, EngineConfig
+from fedstill.core.compute import Compute, EngineConfig, Workers
 from fedstill.core.dataset import TensorData
-from fedstill.core.workers import Workers
 from fedstill.federation.inprocess import InProcess
 from fedstill.methods._discriminators import Discriminators
 from fedstill.methods._input_generators import InputGenerator

@@ -42,7 +42,7 @@ from fedstill.protocol.run_plan import describe
 from fedstill.runs.deployment import submit
 from fedstill.runs.remote_run import make_run_plan
 from fedstill.runs.spec import from_dict
-from fedstill.track.tracker import TrackerGroup
+from fedstill.track.trackers import TrackerGroup
 from tests.support.audit_logs import edit, security_events
 from tests.support.processes import until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.core import toml
+from fedstill.core.config_tables import parse_toml
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.federation import server_rules
 from fedstill.federation.server_rules import FILE, ServerRules
@@ -117,7 +117,7 @@ def test_downloads_need_permission(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", presets.names())
 def test_presets_need_no_rules(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    ServerRules().require_allowed(toml.parse(server_config_toml(load(preset))), tmp_path / FILE)
+    ServerRules().require_allowed(parse_toml(server_config_toml(load(preset))), tmp_path / FILE)
 
 
 def test_server_refuses_extends(tmp_path: Path) -> None:

@@ -21,12 +21,11 @@ import torch
 from torch import nn
 
 import fedstill
-from fedstill.core.compute import EngineConfig
+from fedstill.core.compute import EngineConfig, Workers
 from fedstill.core.config_tables import to_table, unflatten
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, QueryRefused
 from fedstill.core.options import field_docs
 from fedstill.core.run_writer import RunWriter
-from fedstill.core.workers import Workers
 from fedstill.data.data_spec import DataSpec
 from fedstill.federation.federation import Federation
 from fedstill.models import build

@@ -15,7 +15,7 @@ from fedstill.methods._discriminators import Discriminators, sample_real
 from fedstill.methods._label_maps import owner_id
 from fedstill.methods.asyndgan import AsynDGAN
 from fedstill.methods.fediod import FedIOD
-from fedstill.models.critics import PatchGAN
+from fedstill.models.gan import PatchGAN
 from fedstill.models.module_utils import to_vector
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup

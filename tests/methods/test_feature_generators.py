@@ -34,7 +34,7 @@ from fedstill.methods._feature_generators import (
 from fedstill.methods.fedcg import FedCG, gamma_share
 from fedstill.methods.fedgen import FedGEN
 from fedstill.methods.fedmd_cg import FedMDCG
-from fedstill.models.generators import FeatureGenerator, append_one_hot
+from fedstill.models.gan import FeatureGenerator, append_one_hot
 from fedstill.models.module_utils import to_vector
 from fedstill.node import local_training
 from fedstill.node.node import Node

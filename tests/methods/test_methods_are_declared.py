@@ -101,7 +101,7 @@ def test_no_tensor_of_a_method_is_known_by_name() -> None:
     assert {"logits", "counts", "x"} <= tensors
     # Audits of gates ask queries of their own, `methods/audit_method.py`, and read the answers; an approval's
     # document has keys of its own.
-    others = ("mechanism_audits.py", "neighboring_datasets.py", "approvals.py")
+    others = ("mechanism_audits.py", "approvals.py")
     # Roles, and keys of files, results and batches.
     tensors -= {"critic", "inputs", "targets", "round", "view"}
     packages = ("node", "federation", "privacy", "protocol", "runs", "attacks")

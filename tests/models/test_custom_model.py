@@ -23,8 +23,7 @@ from fedstill import models
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError, PredictorError
 from fedstill.core.table_schema import NO_SCHEMA, SchemaColumn, TableSchema
 from fedstill.models import custom_model, predictors
-from fedstill.models.class_map import ClassMap
-from fedstill.models.interface import Interface
+from fedstill.models.interface import ClassMap, Interface
 from fedstill.models.model_config import CustomModel, ModelConfig, read_model_config
 from fedstill.models.predictors import Endpoint
 from fedstill.node.refusals import public_text

@@ -22,9 +22,8 @@ from fedstill import models
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import MethodRefused, ModelError
-from fedstill.models.class_map import MIN_PROBABILITY
 from fedstill.models.inference import predict
-from fedstill.models.interface import Interface
+from fedstill.models.interface import MIN_PROBABILITY, Interface
 from fedstill.models.model_config import ModelConfig
 from fedstill.models.predictors import Predictor
 from fedstill.node.architectures import group_by_architecture

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.models import build, dp_compatibility
+from fedstill.models import build, module_check
 from fedstill.node import dp_training, local_training
 from fedstill.node.node import Node
 from fedstill.privacy import noise
@@ -107,7 +107,7 @@ def test_batch_loss_is_mean_of_example_losses(case: Case) -> None:
 def test_private_training_is_reproducible(case: Case) -> None:
     def learned() -> torch.Tensor:
         task, model, data = made(case)
-        dp_compatibility.reject_dp_incompatible(model, "the model", data.inputs[:2])
+        module_check.reject_dp_incompatible(model, "the model", data.inputs[:2])
         gate: Any = SimpleNamespace(budgets=None)
         node = Node("n", data, model, gate, 0)
         node.dp_sgd_parameters = {"model": DPParameters(0.5, 1.0, partial(noise.seeded_sampler, 0))}

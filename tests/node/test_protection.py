@@ -20,7 +20,7 @@ from fedstill.methods import Method, NodeView, Query, Tensors
 from fedstill.methods._discriminators import Discriminators
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
-from fedstill.models.dp_compatibility import DPIncompatibleError
+from fedstill.models.module_check import DPIncompatibleError
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate

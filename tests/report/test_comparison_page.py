@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fedstill.attacks.attack_results import ComparisonColumn, Leakage, skipped_texts
-from fedstill.attacks.config import LeakageConfig
+from fedstill.attacks.attack import ComparisonColumn, Leakage, skipped_texts
+from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.compare import comparison as compare
 from fedstill.compare.comparison import Comparison
 from fedstill.core.config_tables import read_received_dataclass

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedstill import figures
-from fedstill.attacks.attack_results import ComparisonColumn
+from fedstill.attacks.attack import ComparisonColumn
 from fedstill.cli.main import main
 from fedstill.core.errors import FedstillError
 from fedstill.report import figures as drawings

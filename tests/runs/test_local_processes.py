@@ -32,7 +32,7 @@ from fedstill.runs.results import write_results
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import NodesConfig, from_dict, load_toml, read_toml
 from fedstill.track import Tracker
-from fedstill.track.tracker import TrackerGroup
+from fedstill.track.trackers import TrackerGroup
 from tests.support.links import Away, Loopback, tiny
 
 TURNS = [{"phase": "distillation", "step": step, "accuracy": 10.0 * step} for step in range(1, 6)]

@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.compute import EngineConfig
+from fedstill.core.compute import EngineConfig, Workers
 from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, ModelError, QueryRefused
-from fedstill.core.workers import Workers
 from fedstill.data.public import PublicData
 from fedstill.methods._discriminators import Discriminators
 from fedstill.methods._input_generators import InputGenerator

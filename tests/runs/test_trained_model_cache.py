@@ -15,8 +15,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedstill.compare import comparison_runner
 from fedstill.compare.comparison import read_comparison
+from fedstill.core.compute import Workers
 from fedstill.core.run_writer import RunWriter
-from fedstill.core.workers import Workers
 from fedstill.node import local_training
 from fedstill.runs import run
 from fedstill.runs.simulation import Simulation, build_simulation

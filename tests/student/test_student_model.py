@@ -206,7 +206,7 @@ def test_fixed_features_are_rebuilt_on_load(tmp_path: Path, monkeypatch: pytest.
     spec = DataSpec(TASKS["classification"](), ("cat", "dog"), (1, 8, 8), (0.5,), (0.5,))
     student = fedstill.load(written(tmp_path / "run", network, "scattering:4", spec))
     assert export(student, "huggingface", tmp_path / "folder") < 1e-5
-    monkeypatch.setattr("fedstill.models.scattering.PIXELS_PER_BATCH", 64)
+    monkeypatch.setattr("fedstill.models.image_classifiers.PIXELS_PER_BATCH", 64)
     assert export(student, "torchscript", tmp_path / "student.pt") < 1e-5
     traced, x = torch.jit.load(str(tmp_path / "student.pt")), torch.rand(50, 1, 8, 8)  # type: ignore[no-untyped-call]
     torch.testing.assert_close(traced(x), student(x), atol=1e-5, rtol=1e-4)

@@ -71,3 +71,44 @@ def weights(indices: Sequence[int], seed: int = 0) -> dict[str, torch.Tensor]:
         tensors[f"features.{index}.bias"] = torch.randn(wide, generator=generator)
         channels = wide
     return {**tensors, "classifier.0.weight": torch.zeros(4, 4)}
+
+
+class TinyBackbone(torch.nn.Module):
+    """Convolution, batch norm and ReLU, averaged to three features; its weights are the same each time."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.conv = torch.nn.Conv2d(channels, 3, 3, padding=1)
+        self.norm, self.act = torch.nn.BatchNorm2d(3), torch.nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.act(self.norm(self.conv(x)))
+        return features
+
+
+def tiny_backbone(shape: tuple[int, ...]) -> torch.nn.Module:
+    """Factory of a backbone for images."""
+    return TinyBackbone(shape[0])
+
+
+def needs_large_images(shape: tuple[int, ...]) -> torch.nn.Module:
+    """Factory of a backbone that fails for images below 5 x 5."""
+    return torch.nn.Conv2d(shape[0], 3, 5)
+
+
+def save_tiny_encoder(folder: Path) -> int:
+    """Write a Hugging Face sentence encoder with its tokenizer; return its number of tokens."""
+    transformers = pytest.importorskip("transformers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "##s"]
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=16, pad_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.BertModel(config).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    return len(words)

@@ -22,7 +22,7 @@ from fedstill.privacy.statement import make_statement, summarize_privacy
 from fedstill.runs.run import resume, run
 from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.track import TRACKERS, Tracker, final_metrics, flatten_metrics
-from fedstill.track.tracker import TrackerGroup
+from fedstill.track.trackers import TrackerGroup
 from tests.support.my_lab import MY_LAB
 
 RESULT = {"metrics": [{"key": "accuracy"}], "accuracy": 80.0, "bytes": {"up": 10, "down": 20}}

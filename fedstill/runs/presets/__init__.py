@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedstill.core import toml
-from fedstill.core.config_tables import merge_tables
+from fedstill.core.config_tables import Table, iterate_strings, merge_tables, parse_toml, read_text, read_toml
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName, similar_names
 from fedstill.core.registry import add_search_folders, is_object_path
-from fedstill.core.toml import Table
 
 __all__ = ["Table", "describe", "filled", "names", "parse", "path", "read", "read_file"]
 
@@ -75,7 +73,7 @@ def read_file(file: Path, kind: type | None = None) -> Table:
     Raises:
         FedstillError: there is no such file, or it is not TOML.
     """
-    return {"name": file.stem, **parse(toml.read_text(file), str(file), kind, file.parent)}
+    return {"name": file.stem, **parse(read_text(file), str(file), kind, file.parent)}
 
 
 def parse(text: str, source: str = "the text", kind: type | None = None, folder: Path | None = None) -> Table:
@@ -96,7 +94,7 @@ def parse(text: str, source: str = "the text", kind: type | None = None, folder:
     >>> parse("seed = 1\\n[split]\\nnodes = 8")
     {'seed': 1, 'split': {'nodes': 8}}
     """
-    return filled(toml.parse(text, source), kind, folder)
+    return filled(parse_toml(text, source), kind, folder)
 
 
 def filled(table: Table, kind: type | None, folder: Path | None, seen: tuple[str, ...] = ()) -> Table:
@@ -111,7 +109,7 @@ def filled(table: Table, kind: type | None, folder: Path | None, seen: tuple[str
         name = str(file.resolve()) if base.endswith(".toml") else base
         if name in seen:
             raise FedstillError(f"presets extend each other in a circle: {' -> '.join((*seen, name))}")
-        below = filled(toml.read(file), kind, file.parent, (*seen, name))
+        below = filled(read_toml(file), kind, file.parent, (*seen, name))
         below.pop("name", None)  # what differs from a preset is not that preset any more
     if plugins := [*below.get("plugins", []), *_plugin_folders(table, folder)]:
         table["plugins"] = list(dict.fromkeys([*plugins, *table.get("plugins", [])]))
@@ -125,7 +123,7 @@ def _plugin_folders(table: Table, folder: Path | None) -> list[str]:
         return []
     there = (
         folder / name.partition(":")[0].partition(".")[0]
-        for _, name in toml.iterate_strings(table)
+        for _, name in iterate_strings(table)
         if is_object_path(name)
     )
     found = any(place.is_dir() or place.with_suffix(".py").is_file() for place in there)

@@ -1,4 +1,4 @@
-"""The scattering transform against its definition, and its invariances."""
+"""Image classifiers: the scattering transform against its definition, and its invariances."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from fedstill.core.errors import ModelError
 from fedstill.models import build
-from fedstill.models.scattering import WaveletModuli, gaussian_averages, morlet
+from fedstill.models.image_classifiers import WaveletModuli, gaussian_averages, morlet
 from fedstill.node.limits import bytes_per_input
 
 H, W, L = 8, 12, 4
@@ -87,7 +87,7 @@ def test_wavelets_with_many_angles_are_periodic() -> None:
 def test_batched_coefficients_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     transform, images = WaveletModuli(H, W, L), torch.randn(5, 2, H, W)
     whole = transform(images)
-    monkeypatch.setattr("fedstill.models.scattering.PIXELS_PER_BATCH", 2 * H * W * 2)  # two images
+    monkeypatch.setattr("fedstill.models.image_classifiers.PIXELS_PER_BATCH", 2 * H * W * 2)  # two images
     torch.testing.assert_close(transform(images), whole, atol=1e-6, rtol=1e-5)
 
 

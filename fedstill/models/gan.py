@@ -1,6 +1,7 @@
 """Generators and critics of images, of feature vectors and of table rows.
 
-Images are generated from noise (FedIOD) or from label maps (also AsynDGAN). Feature vectors are those after a
+Images are generated from noise (FedIOD) or from label maps (also AsynDGAN). Critics of image patches are
+FedIOD's and the PatchGAN; each node trains them on its own data. Feature vectors are those after a
 classifier's extractor (FedCG, FedMD-CG); their generator and critic receive the one-hot label with the vector
 (:func:`append_one_hot`). Rows of tables are generated from noise.
 """
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from itertools import pairwise
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,8 @@ from torch import nn
 
 from fedstill.core.table_schema import TableSchema
 from fedstill.models.norm_layers import GroupNorm
+
+Norm = Literal["batch", "group"]
 
 
 class _NormalizedImages(nn.Module):
@@ -81,11 +85,6 @@ class Generator(_NormalizedImages):
     def forward(self, w: torch.Tensor) -> torch.Tensor:
         """Map noise ``(B, noise)`` to images ``(B, channels, H, W)``, normalized like the data."""
         return self.normalize(self.body(self.linear(w).view(-1, *self.start)))
-
-
-def _conv_norm_relu(convolution: nn.Conv2d | nn.ConvTranspose2d) -> tuple[nn.Module, ...]:
-    """Return a convolution, instance norm and ReLU. A bias would be removed by the norm, so there is none."""
-    return convolution, instance_norm(convolution.out_channels), nn.ReLU()
 
 
 def instance_norm(channels: int) -> nn.Module:
@@ -158,6 +157,72 @@ class LabelMapGenerator(_NormalizedImages):
         ``(B, channels, H, W)``.
         """
         return self.normalize(self.body(condition))
+
+
+class PatchCritic(nn.Sequential):
+    """Map images ``(B, channels, H, W)`` to one value per patch, ``(B, H/4, W/4)``, high for generated
+    patches.
+
+    As published: a 4x4 stride-2 convolution to w, leaky ReLU 0.2; 4x4 stride-2 to 2w, batch norm, leaky ReLU;
+    1x1 to one map. The published width w is 128. Batch norm always uses the statistics of the batch.
+
+    Args:
+        channels: channels of the input.
+        width: w.
+        norm: ``"batch"``, or ``"group"`` for group norm with up to 8 groups. Batch norm mixes examples and
+            therefore excludes DP-SGD.
+
+    Example:
+        >>> import torch
+        >>> PatchCritic(1, width=8)(torch.zeros(2, 1, 32, 32)).shape
+        torch.Size([2, 8, 8])
+    """
+
+    def __init__(self, channels: int, width: int, norm: Norm = "batch") -> None:
+        double_width = 2 * width
+        super().__init__(
+            nn.Conv2d(channels, width, 4, 2, 1),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(width, double_width, 4, 2, 1),
+            _norm(double_width, norm),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(double_width, 1, 1),
+            nn.Flatten(1, 2),
+        )
+
+
+class PatchGAN(nn.Sequential):
+    """Map images ``(B, channels, H, W)`` to one value per 70 x 70 patch, ``(B, H/8 - 2, W/8 - 2)``.
+
+    Isola, Zhu, Zhou, Efros, "Image-to-Image Translation with Conditional Adversarial Networks", CVPR 2017,
+    appendix 6.1.2: 4x4 convolutions to w, 2w, 4w (stride 2) and 8w (stride 1), all but the first with batch
+    norm, leaky ReLU 0.2; a 4x4 convolution to one map. The published width w is 64. Images have at least 24
+    pixels per side.
+
+    Args:
+        channels: channels of the input.
+        width: w.
+        norm: see :class:`PatchCritic`.
+
+    Example:
+        >>> import torch
+        >>> PatchGAN(1, width=8)(torch.zeros(2, 1, 64, 64)).shape
+        torch.Size([2, 6, 6])
+    """
+
+    min_side: ClassVar[int] = 24  # pixels, for one output value
+
+    def __init__(self, channels: int, width: int, norm: Norm = "batch") -> None:
+        widths = [width, 2 * width, 4 * width, 8 * width]
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 4, 2, 1), nn.LeakyReLU(0.2)]
+        for in_channels, out_channels in pairwise(widths):
+            stride = 1 if out_channels == widths[-1] else 2
+            layers += [
+                nn.Conv2d(in_channels, out_channels, 4, stride, 1),
+                _norm(out_channels, norm),
+                nn.LeakyReLU(0.2),
+            ]
+        super().__init__(*layers, nn.Conv2d(widths[-1], 1, 4, 1, 1), nn.Flatten(1, 2))
 
 
 def append_one_hot(vectors: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
@@ -267,15 +332,6 @@ class TableGenerator(nn.Module):
         )
 
 
-def _number_and_missing_features(raw: torch.Tensor) -> torch.Tensor:
-    """Return a number, and if there are two raw features whether it is missing: ``(B, 1 or 2)``."""
-    value = raw[:, :1].tanh()
-    if raw.shape[1] == 1:
-        return value
-    missing = straight_through_one_hot(F.pad(raw[:, 1:], (0, 1)))[:, :1]  # compared with a score of 0
-    return torch.cat([value * (1 - missing), missing], 1)
-
-
 def straight_through_one_hot(scores: torch.Tensor) -> torch.Tensor:
     """Return the one-hot vector of the highest score of ``(B, n)``, with the gradient of the softmax.
 
@@ -296,7 +352,7 @@ class TableCritic(nn.Sequential):
     Args:
         features: F.
         width: w.
-        norm: see :class:`fedstill.models.critics.PatchCritic`.
+        norm: see :class:`fedstill.models.gan.PatchCritic`.
     """
 
     def __init__(self, features: int, width: int, norm: Literal["batch", "group"] = "batch") -> None:
@@ -311,3 +367,23 @@ class TableCritic(nn.Sequential):
             nn.LeakyReLU(0.2),
             nn.Linear(double_width, 1),
         )
+
+
+def _conv_norm_relu(convolution: nn.Conv2d | nn.ConvTranspose2d) -> tuple[nn.Module, ...]:
+    """Return a convolution, instance norm and ReLU. A bias would be removed by the norm, so there is none."""
+    return convolution, instance_norm(convolution.out_channels), nn.ReLU()
+
+
+def _norm(channels: int, norm: Norm) -> nn.Module:
+    if norm == "group":
+        return GroupNorm(math.gcd(8, channels), channels)
+    return nn.BatchNorm2d(channels, track_running_stats=False)
+
+
+def _number_and_missing_features(raw: torch.Tensor) -> torch.Tensor:
+    """Return a number, and if there are two raw features whether it is missing: ``(B, 1 or 2)``."""
+    value = raw[:, :1].tanh()
+    if raw.shape[1] == 1:
+        return value
+    missing = straight_through_one_hot(F.pad(raw[:, 1:], (0, 1)))[:, :1]  # compared with a score of 0
+    return torch.cat([value * (1 - missing), missing], 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.compare.comparison import read_comparison
-from fedstill.core import toml
+from fedstill.core.config_tables import read_toml
 from fedstill.core.errors import FedstillError
 from fedstill.data.table_data import read_schema
 from fedstill.federation import server_rules
@@ -41,7 +41,7 @@ READERS: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         'name = "mlp"\n',
         lambda path: model_config.read_model_config(str(path), path.parent, "m"),
     ),
-    "a node": (owner_folder.FILE, 'name = "clinic"\n', lambda path: toml.read(path)),
+    "a node": (owner_folder.FILE, 'name = "clinic"\n', lambda path: read_toml(path)),
     "a server's rules": (
         server_rules.FILE,
         'modules = ["my_lab:Prox"]\n',
@@ -63,4 +63,4 @@ def test_rejects_utf16_file_by_name(tmp_path: Path) -> None:
     """PowerShell writes redirected output in UTF-16."""
     (tmp_path / "run.toml").write_text("seed = 1\n", encoding="utf-16")
     with pytest.raises(FedstillError, match=r"run\.toml.*UTF-8"):
-        toml.read(tmp_path / "run.toml")
+        read_toml(tmp_path / "run.toml")

@@ -1,0 +1,226 @@
+"""Features of examples, computed once by a backbone and kept in a cache on disk.
+
+A cached feature vector is found by the backbone's digest and a hash of the example itself. So data that have
+changed are computed again, and another split of the same data is not. The cache consists of chunks, each
+written atomically as it is computed, so that an interrupted computation resumes. Its files are accessible to
+the owner only, as features of private examples are private.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from fedstill.core import private_files
+from fedstill.core.registry import first_line
+from fedstill.models.backbones import Backbone, Features
+
+CHUNK = 1024  # examples in a file of the cache
+HASH_SIZE = 16  # bytes of an example's hash
+GIB = 2**30
+Progress = Callable[[int, int], object]  # examples done, and all of them
+
+
+class FeatureCache:
+    """Cached features of one backbone, in a folder with those of other backbones.
+
+    Args:
+        folder: the folder; created at the first write.
+        key: name of the backbone, its digest and precision.
+        limit: maximum bytes of the folder; 0: nothing is read or written.
+
+    Attributes:
+        notes: problems that cost time only, one line each.
+    """
+
+    def __init__(self, folder: Path, key: str, limit: int) -> None:
+        self.folder, self.key, self.limit = folder, key, limit
+        self.notes: list[str] = []
+        self._chunk_of: dict[bytes, tuple[Path, int]] | None = None
+
+    @classmethod
+    def from_options(cls, options: Features, backbone: Backbone, folder: Path | None = None) -> FeatureCache:
+        """Return the cache that the options choose.
+
+        Args:
+            folder: its folder, unless the options name one; None: the user's cache folder.
+        """
+        default = folder or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedstill" / "features"
+        chosen = Path(options.cache) if options.cache else default
+        key = f"{backbone.digest}-{backbone.precision}"
+        return cls(chosen.expanduser(), key, int(options.cache_gib * GIB))
+
+    def read(self, hashes: list[bytes], into: torch.Tensor) -> torch.Tensor:
+        """Read the cached features of some examples into ``(N, F)``; return which were found ``(N,)``."""
+        found = torch.zeros(len(hashes), dtype=torch.bool)
+        rows_by_chunk: dict[Path, list[tuple[int, int]]] = {}
+        index = self._index()
+        for row, example in enumerate(hashes):
+            if (entry := index.get(example)) is not None:
+                rows_by_chunk.setdefault(entry[0], []).append((row, entry[1]))
+        for path, pairs in rows_by_chunk.items():
+            features = self._read_chunk(path)
+            if features is None or features.shape[1] != into.shape[1]:
+                continue
+            rows, positions = torch.tensor(pairs).T
+            into[rows], found[rows] = features[positions], True
+            with suppress(OSError):
+                os.utime(path)  # used now: deleted after others
+        return found
+
+    def write(self, hashes: list[bytes], features: torch.Tensor) -> None:
+        """Write the features of some examples. A full disk only adds a note."""
+        if not self.limit:
+            return
+        tensors = {
+            "hashes": torch.from_numpy(np.frombuffer(b"".join(hashes), np.uint8).copy()),
+            "features": features.contiguous(),
+        }
+        content = save(tensors, {"checksum": _checksum(**tensors)})
+        if not self._make_space(len(content)):
+            self._note(f"features are not cached: features.cache_gib = {self.limit / GIB:.3g} is too small")
+            return
+        name = hashlib.blake2b(b"".join(hashes), digest_size=HASH_SIZE).hexdigest()
+        path = self.folder / self.key / f"{name}.safetensors"
+        try:
+            private_files.make_folder(path.parent)
+            private_files.replace_file(path, content)
+        except OSError as error:
+            with suppress(OSError):
+                path.with_name(f"{path.name}.part").unlink(missing_ok=True)
+            self._note(f"features are not cached in {self.folder}: {error.strerror or first_line(error)}")
+            return
+        self._index().update({example: (path, at) for at, example in enumerate(hashes)})
+
+    def _index(self) -> dict[bytes, tuple[Path, int]]:
+        """Return file and position of each cached example."""
+        if self._chunk_of is None:
+            self._chunk_of = {}
+            for path in sorted((self.folder / self.key).glob("*.safetensors")) if self.limit else ():
+                try:
+                    with safe_open(str(path), "np") as file:
+                        content = file.get_tensor("hashes").tobytes()
+                except (SafetensorError, OSError):
+                    self._discard(path)
+                    continue
+                for at in range(len(content) // HASH_SIZE):
+                    self._chunk_of[content[at * HASH_SIZE : (at + 1) * HASH_SIZE]] = path, at
+        return self._chunk_of
+
+    def _read_chunk(self, path: Path) -> torch.Tensor | None:
+        try:
+            with safe_open(str(path), "pt") as file:
+                features: torch.Tensor = file.get_tensor("features")
+                hashes: torch.Tensor = file.get_tensor("hashes")
+                checksum = (file.metadata() or {}).get("checksum")
+        except (SafetensorError, OSError):
+            self._discard(path)
+            return None
+        if checksum != _checksum(features, hashes):
+            self._discard(path)
+            return None
+        return features
+
+    def _discard(self, path: Path) -> None:
+        self._note(f"{path} is damaged; its features are computed again")
+        with suppress(OSError):
+            path.unlink()
+
+    def _make_space(self, size: int) -> bool:
+        """Delete the chunks used least recently until ``size`` bytes fit. Those of this backbone stay."""
+        chunks = []
+        for path in self.folder.glob("*/*.safetensors"):
+            with suppress(FileNotFoundError):  # deleted by another process meanwhile
+                status = path.stat()
+                chunks.append((status.st_mtime, status.st_size, path))
+        total = size + sum(each for _, each, _ in chunks)
+        for _, bytes_of_chunk, path in sorted(chunks):
+            if total <= self.limit:
+                break
+            if path.parent.name != self.key:
+                with suppress(OSError):
+                    path.unlink()
+                    total -= bytes_of_chunk
+        return total <= self.limit
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+def compute_features(
+    backbone: Backbone,
+    inputs: torch.Tensor,
+    cache: FeatureCache,
+    *,
+    batch: int = 64,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> torch.Tensor:
+    """Return the features ``(N, F)`` float32 of inputs ``(N, ...)``, on the CPU.
+
+    Features in the cache are read. Others are computed in chunks, and each chunk is written to the cache when
+    it is complete.
+
+    Args:
+        backbone: the backbone.
+        inputs: normalized images or token ids.
+        cache: cache of this backbone.
+        batch: examples in a forward pass.
+        device: device that computes.
+        progress: called after each chunk.
+    """
+    inputs = inputs.cpu()
+    hashes = example_hashes(inputs)
+    features = torch.empty(len(inputs), backbone.width)
+    found = cache.read(hashes, features)
+    first_rows: dict[bytes, int] = {}
+    for row in torch.nonzero(~found).flatten().tolist():
+        first_rows.setdefault(hashes[row], row)
+    rows, done = list(first_rows.values()), int(found.sum())
+    for start in range(0, len(rows), CHUNK):
+        chunk = rows[start : start + CHUNK]
+        features[chunk] = _forward(backbone.to(device), inputs[chunk], batch, device)
+        cache.write([hashes[row] for row in chunk], features[chunk])
+        if progress is not None:
+            progress(done + start + len(chunk), done + len(rows))
+    for row in torch.nonzero(~found).flatten().tolist():  # equal examples are computed once
+        features[row] = features[first_rows[hashes[row]]]
+    return features
+
+
+def _forward(
+    backbone: Backbone, inputs: torch.Tensor, batch: int, device: torch.device | str
+) -> torch.Tensor:
+    layout = torch.channels_last if inputs.ndim == 4 else torch.contiguous_format
+    with torch.inference_mode():
+        parts = [
+            backbone(part.to(device).contiguous(memory_format=layout)).cpu()
+            for part in torch.split(inputs, batch)
+        ]
+    return torch.cat(parts)
+
+
+def example_hashes(inputs: torch.Tensor) -> list[bytes]:
+    """Return a hash of each example of ``(N, ...)``.
+
+    >>> first, second, third = example_hashes(torch.tensor([[1.0], [2.0], [1.0]]))
+    >>> first == third, first == second
+    (True, False)
+    """
+    rows = inputs.contiguous().view(len(inputs), -1).view(torch.uint8).numpy()
+    return [hashlib.blake2b(row.data, digest_size=HASH_SIZE).digest() for row in rows]
+
+
+def _checksum(features: torch.Tensor, hashes: torch.Tensor) -> str:
+    hashed = hashlib.blake2b(hashes.numpy().data, digest_size=HASH_SIZE)
+    hashed.update(features.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()

@@ -1,0 +1,648 @@
+"""Pretrained backbones: frozen networks that turn images or texts into features, and heads on top of them.
+
+:class:`Features` holds the options, :func:`load_backbone` returns the :class:`Backbone`. It contains the
+conversion of a run's inputs into those of the pretrained network (:class:`PixelConversion`) and pools the
+network's output to one vector per example. :class:`ScaledHead` normalizes these vectors and applies a head,
+and :class:`BackboneWithHead` is the complete model, from pixels or token ids to logits.
+
+Nothing is downloaded here. Without ``weights`` the library of a backbone (timm, torchvision) looks for its
+own pretrained weights, as it is configured to do. No pickle is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge
+from torch import nn
+
+from fedstill.core.errors import ArgumentError, FedstillError, ModelError
+from fedstill.core.options import CheckedOptions, NonNegativeInt, PositiveInt
+from fedstill.core.registry import USER_CODE_ERRORS, Registry, first_line, is_object_path
+from fedstill.core.seeds import seeded
+from fedstill.core.text_format import format_shape
+from fedstill.models.hugging_face import LOAD_ERRORS, PADDING, import_transformers, swap_padding
+from fedstill.models.image_classifiers import RandomConv, Scattering, UnitNorm
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HEAD_NAMES = ("fc", "classifier", "heads", "head")  # of torchvision's networks
+EXPECTED = (
+    "timm:NAME, torchvision:NAME, hf:FOLDER, a .onnx file, random-conv, scattering, or package.module:factory"
+)
+BACKBONE_KINDS = ("timm", "torchvision", "hf", "random-conv", "scattering")  # that import no custom code
+BACKBONES: Registry[Any] = Registry("backbone", {}, call_signature="shape")
+
+
+@dataclass(frozen=True)
+class Features(CheckedOptions):
+    """Features of a pretrained backbone in place of images or texts. The models of a run are then heads.
+
+    Example:
+        >>> Features("random-conv").normalize
+        'none'
+    """
+
+    section: ClassVar[str] = "features"
+
+    backbone: str = ""
+    """timm:NAME or torchvision:NAME, a network of these libraries; hf:FOLDER, a Hugging Face model in a local
+    folder; a .onnx file; random-conv or scattering, which need no weights (random-conv:32 has 32 filters); or
+    package.module:factory, a custom factory that receives the shape of an input and returns a torch module.
+    Empty: models take the data themselves."""
+
+    weights: str = ""
+    """A local file of weights, .safetensors or a torch file of a plain state dict. Empty: the library's
+    pretrained weights."""
+
+    match: Literal["name", "order"] = "name"
+    """name: weights are matched by name. order: in their order, for a file of the same network whose
+    parameters have other names; all shapes must agree."""
+
+    size: NonNegativeInt = 0
+    """Height and width to which images are resized; 0: as the data are."""
+
+    layer: str = ""
+    """Name of the submodule whose output are the features, as in named_modules(). Empty: the last features.
+    Maps and sequences are averaged to one vector."""
+
+    mean: tuple[float, ...] = ()
+    """Mean of the pixels that the backbone expects, per channel, of pixels from 0 to 1. Empty: its own, or
+    that of the data."""
+
+    std: tuple[float, ...] = ()
+    """Standard deviation of the pixels that the backbone expects, per channel. Empty: its own, or that of the
+    data."""
+
+    normalize: Literal["none", "example", "backbone", "public"] = "none"
+    """Normalization of features. example: each vector to mean 0 and variance 1. backbone: each feature by its
+    moments under the backbone's last batch normalization, which needs no data. public: each feature by its
+    moments on the public data. Private data are never used."""
+
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the backbone. auto: bfloat16 if the device computes in it, else float32."""
+
+    batch: PositiveInt = 64
+    """Examples in a forward pass of the backbone."""
+
+    cache: str = ""
+    """Folder of the computed features. Empty: fedstill/features in the user's cache folder."""
+
+    cache_gib: Annotated[float, Ge(0), "0 (no cache) or more"] = 20.0
+    """Maximum size of the cache in GiB; 0: no cache. The features used least recently are deleted first."""
+
+    def __bool__(self) -> bool:
+        return bool(self.backbone)
+
+
+@dataclass(frozen=True)
+class RawInputs:
+    """Inputs of a backbone, as the data of a run are.
+
+    Args:
+        shape: ``(C, H, W)`` of an image or ``(L,)`` of a text.
+        mean: mean of the normalization ``(pixel - mean) / std`` of pixels in 0..1, per channel.
+        std: standard deviation of the normalization.
+        vocabulary: number of token ids, for texts.
+    """
+
+    shape: tuple[int, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    vocabulary: int = 0
+
+
+class PixelConversion(nn.Module):
+    """Convert normalized images of a run to the inputs of a backbone: resize, and normalize as it expects.
+
+    Args:
+        raw: the images as the data of the run are.
+        channels: channels that the backbone expects; gray images are repeated.
+        size: height and width that the backbone receives; 0: unchanged.
+        mean: mean that the backbone expects, per channel; empty: that of the data.
+        std: standard deviation that it expects.
+    """
+
+    data_mean: torch.Tensor
+    data_std: torch.Tensor
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(
+        self, raw: RawInputs, channels: int, size: int, mean: tuple[float, ...], std: tuple[float, ...]
+    ) -> None:
+        super().__init__()
+        own = raw.shape[0]
+        if own not in (1, channels):
+            raise ArgumentError("features.backbone", f"{channels} channels", f"{own}, as the images have")
+        data_mean, data_std = raw.mean or (0.5,) * own, raw.std or (0.5,) * own
+        self.channels, self.size = channels, (size, size) if size else raw.shape[1:]
+        self.resizes, self.shrinks = self.size != raw.shape[1:], min(self.size) < min(raw.shape[1:])
+        tensors = {"data_mean": data_mean, "data_std": data_std, "mean": mean, "std": std}
+        for name, values in tensors.items():
+            values = values or (data_mean if name == "mean" else data_std)
+            if len(values) not in (1, own, channels):
+                raise ArgumentError(f"features.{name}", list(values), f"one value per channel, {channels}")
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map ``(B, C, H, W)`` to ``(B, channels, size, size)``."""
+        pixels = x * self.data_std + self.data_mean
+        if pixels.shape[1] != self.channels:
+            pixels = pixels.expand(-1, self.channels, -1, -1)
+        if self.resizes:
+            pixels = F.interpolate(
+                pixels, self.size, mode="bilinear", align_corners=False, antialias=self.shrinks
+            )
+        return (pixels - self.mean) / self.std
+
+
+class LayerOutput(nn.Module):
+    """Output of a submodule of a network."""
+
+    def __init__(self, network: nn.Module, layer: str) -> None:
+        super().__init__()
+        self.network, self._output = network, torch.zeros(0)
+        known = dict(network.named_modules())
+        if layer not in known:
+            shown = ", ".join([name for name in known if name][-4:])
+            raise ArgumentError("features.layer", layer, f"a submodule of the backbone, such as {shown}")
+        known[layer].register_forward_hook(self._keep_output)
+
+    def _keep_output(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        self._output = output
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the submodule's output for an input of the network."""
+        self.network(x)
+        output, self._output = self._output, torch.zeros(0)
+        return output
+
+
+class SentenceEncoder(nn.Module):
+    """Encoder of the Hugging Face library that maps token ids ``(B, L)``, padded with 0, to features.
+
+    The features are the mean of the last hidden states over the tokens, as sentence encoders have it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.padding = model, int(getattr(model.config, "pad_token_id", None) or PADDING)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return features ``(B, F)``."""
+        attended = (ids != PADDING).index_fill(1, torch.zeros(1, dtype=torch.int64, device=ids.device), True)
+        states: torch.Tensor = self.model(
+            input_ids=swap_padding(ids, self.padding), attention_mask=attended.long(), return_dict=True
+        ).last_hidden_state
+        weights = attended.to(states.dtype).unsqueeze(2)
+        return (states * weights).sum(1) / weights.sum(1)
+
+
+class ImageEncoder(nn.Module):
+    """Encoder of the Hugging Face library that maps pixels ``(B, C, H, W)`` to hidden states."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the last hidden states."""
+        states: torch.Tensor = self.model(pixel_values=x, return_dict=True).last_hidden_state
+        return states
+
+
+class OnnxEncoder(nn.Module):
+    """ONNX graph whose first output are the features. It computes on the CPU."""
+
+    def __init__(self, session: Any) -> None:
+        super().__init__()
+        self.session, self.input_name = session, session.get_inputs()[0].name
+
+    def __deepcopy__(self, memo: Any) -> OnnxEncoder:
+        return OnnxEncoder(self.session)  # sessions cannot be copied, and have no state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the graph's first output."""
+        output = self.session.run(None, {self.input_name: x.detach().cpu().numpy()})[0]
+        return torch.from_numpy(output).to(x.device)
+
+
+class Backbone(nn.Module):
+    """Frozen network that maps a run's inputs to features ``(B, F)`` float32.
+
+    Args:
+        conversion: from the run's inputs to those of the network.
+        network: the pretrained network.
+        raw: the run's inputs.
+        precision: precision of the network.
+        identity: name of the network and its preprocessing, part of the digest.
+
+    Attributes:
+        width: F, the number of features.
+        digest: hash of weights and preprocessing. Equal digests mean equal features, up to rounding.
+    """
+
+    def __init__(
+        self,
+        conversion: nn.Module,
+        network: nn.Module,
+        raw: RawInputs,
+        precision: Literal["float32", "bfloat16"],
+        identity: Mapping[str, Any],
+    ) -> None:
+        super().__init__()
+        self.conversion, self.network, self.raw, self.precision = conversion, network, raw, precision
+        self.digest = _digest(network, {**identity, **asdict(raw)})
+        if precision == "bfloat16":
+            network.to(torch.bfloat16)
+        if len(raw.shape) == 3:
+            _to_channels_last(network)  # half the time on a CPU
+        self.requires_grad_(False).eval()
+        self.width = self._measured_width()
+
+    def train(self, mode: bool = True) -> Backbone:
+        """Stay in evaluation mode, in which batch normalization has fixed statistics."""
+        super().train(False)
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the features of inputs ``(B, ...)``."""
+        converted = self.conversion(x)
+        if self.precision == "bfloat16" and converted.is_floating_point():
+            converted = converted.bfloat16()
+        return pool(self.network(converted)).float()
+
+    def _measured_width(self) -> int:
+        shape = (2, *self.raw.shape)
+        x = torch.ones(shape, dtype=torch.int64) if self.raw.vocabulary else torch.zeros(shape)
+        try:
+            with torch.no_grad():
+                features = self(x)
+        except FedstillError:
+            raise
+        except Exception as error:  # errors of any library
+            raise ModelError(
+                f"backbone: cannot take inputs of {format_shape(self.raw.shape)}: "
+                f"{type(error).__name__}: {first_line(error)} (expected another features.size)"
+            ) from error
+        if features.ndim != 2 or len(features) != 2:
+            raise ModelError(f"backbone: returns {tuple(features.shape)} for 2 inputs (expected (2, F))")
+        return int(features.shape[1])
+
+
+def _to_channels_last(network: Any) -> None:
+    network.to(memory_format=torch.channels_last)  # an argument that the library's types lack
+
+
+def pool(output: Any) -> torch.Tensor:
+    """Return one vector per example: maps ``(B, C, H, W)`` and sequences ``(B, L, C)`` are averaged.
+
+    >>> pool(torch.ones(2, 5, 4, 4)).shape, pool(torch.ones(2, 4, 5)).shape
+    (torch.Size([2, 5]), torch.Size([2, 5]))
+    """
+    if not isinstance(output, torch.Tensor):
+        raise ModelError(
+            f"backbone: returns a {type(output).__name__} (expected a tensor; see features.layer)"
+        )
+    if output.ndim == 3:
+        return output.mean(1)
+    return output.mean((2, 3)) if output.ndim == 4 else output.flatten(1)
+
+
+# --- heads --------------------------------------------------------------------------------------------------
+
+
+class FeatureScale(nn.Module):
+    """Normalization of features ``(B, F)``.
+
+    Args:
+        per_example: normalize each vector to mean 0 and variance 1.
+        mean: mean of each feature ``(F,)``; None: not subtracted.
+        std: standard deviation of each feature ``(F,)``.
+    """
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(
+        self, per_example: bool = False, mean: torch.Tensor | None = None, std: torch.Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.per_example, self.has_moments = per_example, mean is not None and std is not None
+        if mean is not None and std is not None:
+            self.register_buffer("mean", mean.float())
+            self.register_buffer("std", std.float().clamp_min(1e-6))
+
+    def forward(self, f: torch.Tensor) -> torch.Tensor:
+        """Return the normalized features."""
+        if self.has_moments:
+            return (f - self.mean) / self.std
+        return F.layer_norm(f, f.shape[1:]) if self.per_example else f
+
+
+def empty_scale(options: Features, width: int) -> FeatureScale:
+    """Return a normalization of features whose moments are yet to be loaded."""
+    if options.normalize in ("backbone", "public"):
+        return FeatureScale(False, torch.zeros(width), torch.ones(width))
+    return FeatureScale(options.normalize == "example")
+
+
+class ScaledHead(nn.Module):
+    """Head on features that are normalized first."""
+
+    def __init__(self, scale: FeatureScale, head: nn.Module) -> None:
+        super().__init__()
+        self.scale, self.head = scale, head
+
+    def forward(self, f: torch.Tensor) -> torch.Tensor:
+        """Map features ``(B, F)`` to logits."""
+        logits: torch.Tensor = self.head(self.scale(f))
+        return logits
+
+
+class BackboneWithHead(nn.Module):
+    """Complete model: from a run's inputs (normalized images, token ids) to logits."""
+
+    def __init__(self, backbone: Backbone, head: ScaledHead) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map inputs ``(B, ...)`` to logits."""
+        logits: torch.Tensor = self.head(self.backbone(x))
+        return logits
+
+    def as_float32(self) -> BackboneWithHead:
+        """Compute in float32 from now on, as exported models do."""
+        self.backbone.precision = "float32"
+        return self.float()
+
+
+def batch_norm_moments(backbone: Backbone) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and standard deviation ``(F,)`` of features under the backbone's last batch normalization.
+
+    Batch normalization gives channel c the mean beta_c and the deviation gamma_c on the data of the
+    pretraining. The activation that follows it is averaged over a normal distribution of these moments. The
+    deviation is that at one position: the deviation of an average over positions is smaller by about the same
+    factor for all channels.
+
+    Raises:
+        ArgumentError: the last normalization does not produce the features.
+    """
+    modules: list[Any] = list(backbone.network.modules())
+    norms = [at for at, module in enumerate(modules) if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d)]
+    norm = modules[norms[-1]] if norms else None
+    if norm is None or norm.num_features != backbone.width or norm.weight is None:
+        expected = "none, example or public, as the features do not follow a batch normalization"
+        raise ArgumentError("features.normalize", "backbone", expected)
+    activation = getattr(norm, "act", None)
+    if activation is None:
+        following: Any = modules[norms[-1] + 1] if norms[-1] + 1 < len(modules) else None
+        is_activation = type(following).__module__ == "torch.nn.modules.activation"
+        activation = following if is_activation else nn.Identity()
+    quantiles = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    z = math.sqrt(2) * torch.erfinv(2 * quantiles - 1)  # a standard normal distribution
+    values = norm.bias.double().unsqueeze(1) + norm.weight.double().abs().unsqueeze(1) * z  # (F, 1000)
+    outputs = activation(values.clone())
+    return outputs.mean(1).float(), outputs.std(1).float()
+
+
+# --- loading ------------------------------------------------------------------------------------------------
+
+
+def load_backbone(options: Features, raw: RawInputs, device: str = "cpu") -> Backbone:
+    """Return the backbone that the options name, on the CPU and in evaluation mode.
+
+    Args:
+        options: the options; ``backbone`` is not empty.
+        raw: the inputs as the data of the run are.
+        device: device on which it will compute, which decides ``precision = "auto"``.
+
+    Raises:
+        ArgumentError: an unknown backbone, a missing library, or a file that does not exist.
+        ModelError: the network cannot be built, the weights do not fit, or it does not take the inputs.
+
+    Example:
+        >>> backbone = load_backbone(Features("random-conv:8"), RawInputs((1, 8, 8)))
+        >>> backbone(torch.zeros(3, 1, 8, 8)).shape
+        torch.Size([3, 128])
+    """
+    network, conversion, name = _network(options, raw)
+    if options.weights:
+        _load_weights(network, options)
+    if options.layer:
+        network = LayerOutput(network, options.layer)
+    precision = options.precision if options.precision != "auto" else _native_precision(device)
+    if isinstance(network, OnnxEncoder) or options.backbone.startswith(("random-conv", "scattering")):
+        precision = "float32"
+    pixels = {key: buffer.flatten().tolist() for key, buffer in conversion.named_buffers()}
+    identity = {"name": name, "layer": options.layer, "pixels": pixels}
+    identity["size"] = list(getattr(conversion, "size", ()))
+    return Backbone(conversion, network, raw, precision, identity)
+
+
+def _network(options: Features, raw: RawInputs) -> tuple[nn.Module, nn.Module, str]:
+    """Return the network, the conversion of its inputs, and a name that does not depend on the machine."""
+    spec = options.backbone
+    kind, _, name = spec.partition(":")
+    if spec.endswith(".onnx"):
+        graph, source = _load_onnx(spec)
+        return graph, _conversion(options, raw), source
+    if kind in ("random-conv", "scattering"):
+        return _fixed_filters(kind, name, raw), nn.Identity(), spec
+    if kind in ("timm", "torchvision") and name:
+        _require_images(spec, raw)
+        network, channels, mean, std = (_load_timm if kind == "timm" else _load_torchvision)(name, options)
+        return network, _conversion(options, raw, channels, mean, std), spec
+    if kind == "hf" and name:
+        return _load_hugging_face(name, options, raw)
+    if is_object_path(spec):
+        try:
+            network = BACKBONES[spec](raw.shape)
+        except USER_CODE_ERRORS as error:
+            if isinstance(error, FedstillError):
+                raise
+            raise ModelError(f"backbone {spec!r} cannot be built: {first_line(error)}") from error
+        if not isinstance(network, nn.Module):
+            found = type(network).__name__
+            raise ModelError(f"backbone {spec!r} returns a {found} (expected a torch.nn.Module)")
+        return network, nn.Identity() if raw.vocabulary else _conversion(options, raw), spec
+    raise ArgumentError("features.backbone", spec, EXPECTED)
+
+
+def _require_images(spec: str, raw: RawInputs) -> None:
+    if raw.vocabulary or len(raw.shape) != 3:
+        raise ArgumentError("features.backbone", spec, "hf:FOLDER or package.module:factory for these inputs")
+
+
+def _conversion(
+    options: Features,
+    raw: RawInputs,
+    channels: int = 0,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+) -> PixelConversion:
+    channels = channels or (len(options.mean) if len(options.mean) > 1 else raw.shape[0])
+    return PixelConversion(raw, channels, options.size, options.mean or mean, options.std or std)
+
+
+def _fixed_filters(kind: str, width: str, raw: RawInputs) -> nn.Module:
+    _require_images(kind, raw)
+    if width and not (width.isdigit() and int(width)):
+        raise ArgumentError("features.backbone", f"{kind}:{width}", f"{kind}:WIDTH, an integer >= 1")
+    sized = {"width": int(width)} if width else {}
+    network: Any = RandomConv if kind == "random-conv" else Scattering
+    with seeded(0, "backbone"):  # the same filters for all nodes
+        layers = list(network(raw.shape, 2, **sized))[:-1]
+    return nn.Sequential(*(layer for layer in layers if not isinstance(layer, UnitNorm)))
+
+
+def _load_timm(name: str, options: Features) -> tuple[nn.Module, int, tuple[float, ...], tuple[float, ...]]:
+    with _installed("vision"):
+        timm = importlib.import_module("timm")
+    try:
+        network: Any = timm.create_model(name, pretrained=not options.weights, num_classes=0)
+    except USER_CODE_ERRORS as error:  # an unknown name, or weights that cannot be downloaded
+        raise ModelError(f"backbone timm:{name} cannot be loaded: {first_line(error)}") from error
+    config = network.pretrained_cfg
+    return network, config["input_size"][0], tuple(config["mean"]), tuple(config["std"])
+
+
+def _load_torchvision(
+    name: str, options: Features
+) -> tuple[nn.Module, int, tuple[float, ...], tuple[float, ...]]:
+    with _installed("vision"):
+        torchvision = importlib.import_module("torchvision")
+    try:
+        network: Any = torchvision.models.get_model(name, weights=None if options.weights else "DEFAULT")
+    except USER_CODE_ERRORS as error:
+        raise ModelError(f"backbone torchvision:{name} cannot be loaded: {first_line(error)}") from error
+    for head in HEAD_NAMES:
+        if hasattr(network, head):
+            setattr(network, head, nn.Identity())
+    return network, 3, IMAGENET_MEAN, IMAGENET_STD
+
+
+def _load_hugging_face(where: str, options: Features, raw: RawInputs) -> tuple[nn.Module, nn.Module, str]:
+    folder, spec = Path(where).expanduser(), f"hf:{where}"
+    if not (folder / "config.json").is_file():
+        raise ArgumentError("features.backbone", spec, "hf:FOLDER, a local folder with config.json")
+    library = import_transformers(spec)
+    try:
+        model: Any = library.AutoModel.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
+    except LOAD_ERRORS as error:
+        raise ModelError(f"backbone {spec} cannot be loaded: {first_line(error)}") from error
+    name = f"hf:{type(model).__name__}"
+    if raw.vocabulary:
+        known = int(getattr(model.config, "vocab_size", 0) or 0)
+        if known < raw.vocabulary:
+            expected = f"data.vocabulary = {spec!r}, as the backbone has {known} tokens"
+            raise ArgumentError("features.backbone", spec, expected)
+        return SentenceEncoder(model), nn.Identity(), name
+    mean, std = IMAGENET_MEAN, IMAGENET_STD
+    preprocessor = folder / "preprocessor_config.json"
+    if preprocessor.is_file():
+        config = json.loads(preprocessor.read_text(encoding="utf-8"))
+        mean, std = tuple(config.get("image_mean", mean)), tuple(config.get("image_std", std))
+    channels = int(getattr(model.config, "num_channels", 3))
+    return ImageEncoder(model), _conversion(options, raw, channels, mean, std), name
+
+
+def _load_onnx(path: str) -> tuple[OnnxEncoder, str]:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ArgumentError("features.backbone", path, "an existing .onnx file")
+    with _installed("onnx"):
+        runtime = importlib.import_module("onnxruntime")
+    content = file.read_bytes()
+    try:
+        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        raise ModelError(f"backbone {path} cannot be loaded: {first_line(error)}") from error
+    return OnnxEncoder(session), f"onnx:{hashlib.sha256(content).hexdigest()}"
+
+
+@contextmanager
+def _installed(extra: str) -> Iterator[None]:
+    """Refuse a backbone whose library is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        missing = f"{error.name} is not installed"
+        raise ArgumentError("features.backbone", missing, f"pip install 'fedstill[{extra}]'") from error
+
+
+def _load_weights(network: nn.Module, options: Features) -> None:
+    """Load weights from a local file into a network.
+
+    Raises:
+        ArgumentError: there is no such file, or the backbone has no weights to replace.
+        ModelError: the file is not a state dict, or does not fit.
+    """
+    file = Path(options.weights).expanduser()
+    fixed = options.backbone.startswith(("random-conv", "scattering"))
+    if fixed or isinstance(network, OnnxEncoder):
+        raise ArgumentError("features.weights", options.weights, f"none with {options.backbone}")
+    if not file.is_file():
+        raise ArgumentError("features.weights", options.weights, "an existing file")
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            loaded: Any = load_file(file)
+        else:
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # of the two libraries and of the unpickler that refuses objects
+        raise ModelError(f"{file}: no state dict of tensors ({type(error).__name__})") from error
+    if not isinstance(loaded, dict) or not all(isinstance(each, torch.Tensor) for each in loaded.values()):
+        raise ModelError(f"{file}: no state dict of tensors")
+    own = network.state_dict()
+    in_order = _matched_by_order(own, loaded)
+    if options.match == "order":
+        if in_order is None:
+            raise ModelError(f"{file}: shapes differ from those of {options.backbone}, in their order")
+        network.load_state_dict(in_order)
+        return
+    missing = [name for name in own if name not in loaded or loaded[name].shape != own[name].shape]
+    if missing:
+        advice = "; all shapes agree in their order, so features.match = 'order' would fit" * bool(in_order)
+        problem = f"{missing[0]!r} and {len(missing) - 1} others" if missing[1:] else repr(missing[0])
+        raise ModelError(f"{file}: lacks {problem} of {options.backbone}, or has other shapes{advice}")
+    network.load_state_dict({name: loaded[name] for name in own})  # it may also hold a classifier's head
+
+
+def _matched_by_order(
+    own: Mapping[str, torch.Tensor], loaded: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor] | None:
+    values = list(loaded.values())[: len(own)]  # what follows is a classifier's head
+    if [each.shape for each in values] != [each.shape for each in own.values()]:
+        return None
+    return dict(zip(own, values, strict=True))
+
+
+def _native_precision(device: str) -> Literal["float32", "bfloat16"]:
+    """Return bfloat16 if the device has instructions for it; elsewhere it is slower than float32."""
+    if device.startswith("cuda"):
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    is_native = device == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "bfloat16" if is_native else "float32"
+
+
+def _digest(network: nn.Module, identity: Mapping[str, Any]) -> str:
+    hashed = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+    for name, tensor in network.state_dict().items():
+        hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        hashed.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()[:32]

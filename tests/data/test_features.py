@@ -1,0 +1,151 @@
+"""Cache of features: what is computed again and what is not, damage, full disks, rights."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstill.data import features as cached_features
+from fedstill.data.features import FeatureCache, compute_features
+from fedstill.models.backbones import Backbone, Features, RawInputs, load_backbone
+
+RAW = RawInputs((1, 8, 8))
+
+
+class Counted:
+    """Number of examples that a backbone has computed."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self.examples = 0
+        backbone.register_forward_hook(self._count)
+
+    def _count(self, module: object, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        self.examples += len(output)
+
+
+@pytest.fixture
+def backbone() -> Backbone:
+    return load_backbone(Features("random-conv:4"), RAW)
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def cache(folder: Path, backbone: Backbone, **options: float) -> FeatureCache:
+    return FeatureCache.from_options(Features("random-conv:4", cache=str(folder), **options), backbone)
+
+
+def test_features_are_computed_once_for_any_order_of_the_examples(
+    tmp_path: Path, backbone: Backbone, x: torch.Tensor
+) -> None:
+    first = compute_features(backbone, x, cache(tmp_path, backbone))
+    torch.testing.assert_close(first, backbone(x))
+    counted = Counted(backbone)
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(compute_features(backbone, x[order], cache(tmp_path, backbone)), first[order])
+    assert counted.examples == 0
+
+
+def test_only_changed_examples_are_computed_again(
+    tmp_path: Path, backbone: Backbone, x: torch.Tensor
+) -> None:
+    compute_features(backbone, x, cache(tmp_path, backbone))
+    counted, changed = Counted(backbone), x.clone()
+    changed[7] += 0.5
+    again = compute_features(backbone, changed, cache(tmp_path, backbone))
+    assert counted.examples == 1
+    torch.testing.assert_close(again, backbone(changed))
+
+
+def test_features_of_another_backbone_are_not_used(
+    tmp_path: Path, backbone: Backbone, x: torch.Tensor
+) -> None:
+    compute_features(backbone, x, cache(tmp_path, backbone))
+    other = load_backbone(Features("random-conv:8"), RAW)
+    torch.testing.assert_close(compute_features(other, x, cache(tmp_path, other)), other(x))
+
+
+def test_interrupted_computation_resumes(
+    tmp_path: Path, backbone: Backbone, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached_features, "CHUNK", 20)
+
+    def stop(done: int, total: int) -> None:
+        if done == 40:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compute_features(backbone, x, cache(tmp_path, backbone), progress=stop)
+    counted = Counted(backbone)
+    compute_features(backbone, x, cache(tmp_path, backbone))
+    assert counted.examples == 10
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+def test_damaged_chunk_is_computed_again_with_one_note(
+    tmp_path: Path, backbone: Backbone, x: torch.Tensor, how: str
+) -> None:
+    compute_features(backbone, x, cache(tmp_path, backbone))
+    (path,) = tmp_path.glob("*/*.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content if how == "flipped" else content[:100])
+    again = cache(tmp_path, backbone)
+    torch.testing.assert_close(compute_features(backbone, x, again), backbone(x))
+    assert again.notes == [f"{path} is damaged; its features are computed again"]
+    assert (
+        cache(tmp_path, backbone)
+        .read(cached_features.example_hashes(x), torch.empty(50, backbone.width))
+        .all()
+    )
+
+
+def test_full_disk_loses_nothing(
+    tmp_path: Path, backbone: Backbone, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        path.with_name(f"{path.name}.part").write_bytes(content[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cached_features.private_files, "replace_file", full)
+    monkeypatch.setattr(cached_features, "CHUNK", 20)
+    unsaved = cache(tmp_path, backbone)
+    torch.testing.assert_close(compute_features(backbone, x, unsaved), backbone(x))
+    assert unsaved.notes == [f"features are not cached in {tmp_path}: No space left on device"]
+    assert not list(tmp_path.rglob("*.*"))
+
+
+def test_cache_is_accessible_to_its_owner_only(tmp_path: Path, backbone: Backbone, x: torch.Tensor) -> None:
+    compute_features(backbone, x, cache(tmp_path / "cache", backbone))
+    for path in [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600)
+
+
+def test_limit_deletes_features_of_other_backbones(
+    tmp_path: Path, backbone: Backbone, x: torch.Tensor
+) -> None:
+    other = load_backbone(Features("random-conv:8"), RAW)
+    compute_features(other, x, cache(tmp_path, other))
+    used = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    compute_features(backbone, x, cache(tmp_path, backbone, cache_gib=used / 2**30))
+    assert [path.parent.name for path in tmp_path.rglob("*.safetensors")] == [f"{backbone.digest}-float32"]
+
+
+def test_cache_that_is_too_small_is_not_written(tmp_path: Path, backbone: Backbone, x: torch.Tensor) -> None:
+    small = cache(tmp_path, backbone, cache_gib=2**-20)
+    compute_features(backbone, x, small)
+    assert not list(tmp_path.rglob("*.safetensors"))
+    assert small.notes == ["features are not cached: features.cache_gib = 9.54e-07 is too small"]
+
+
+def test_equal_examples_are_computed_once(tmp_path: Path, backbone: Backbone, x: torch.Tensor) -> None:
+    counted = Counted(backbone)
+    features = compute_features(backbone, x[[3, 3, 3, 5]], cache(tmp_path, backbone))
+    assert counted.examples == 2
+    assert torch.equal(features[0], features[2])

@@ -1,0 +1,187 @@
+"""Backbones: real loading code on tiny networks that the tests make. No downloads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.seeds import seeded
+from fedstill.models.backbones import (
+    BackboneWithHead,
+    Features,
+    FeatureScale,
+    PixelConversion,
+    RawInputs,
+    ScaledHead,
+    batch_norm_moments,
+    load_backbone,
+)
+from fedstill.models.image_classifiers import RandomConv
+from tests.support.models import save_tiny_encoder
+
+GRAY = RawInputs((1, 8, 8), (0.5,), (0.5,))
+TINY = "tests.support.models:tiny_backbone"
+
+
+def images(count: int, raw: RawInputs = GRAY) -> torch.Tensor:
+    return torch.rand(count, *raw.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+def test_random_conv_has_the_features_of_the_network_of_that_name() -> None:
+    with seeded(0, "backbone"):
+        network = RandomConv((1, 8, 8), 2, width=4)
+    expected = nn.Sequential(*list(network)[:4])(images(3))  # up to its normalization
+    torch.testing.assert_close(load_backbone(Features("random-conv:4"), GRAY)(images(3)), expected)
+
+
+def test_pixels_are_resized_repeated_and_normalized_as_the_backbone_expects() -> None:
+    convert = PixelConversion(GRAY, 3, 16, (0.1, 0.2, 0.3), (0.5, 0.25, 0.125))
+    x = torch.full((2, 1, 8, 8), 0.2)  # 0.6 of a pixel
+    expected = (0.6 - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([0.5, 0.25, 0.125])
+    torch.testing.assert_close(convert(x), expected.view(1, 3, 1, 1).expand(2, 3, 16, 16))
+
+
+def test_images_with_other_channels_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="3 channels"):
+        PixelConversion(RawInputs((2, 8, 8)), 3, 0, (), ())
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_weights_are_loaded_from_a_local_file_without_its_head(tmp_path: Path, suffix: str) -> None:
+    own = load_backbone(Features(TINY), GRAY)
+    state = {name: torch.full_like(tensor, 0.25) for name, tensor in own.network.state_dict().items()}
+    path = tmp_path / f"w.{suffix}"
+    with_head = {**state, "head.weight": torch.ones(2, 3)}
+    save_file(with_head, path) if suffix == "safetensors" else torch.save(with_head, path)
+    loaded = load_backbone(Features(TINY, weights=str(path)), GRAY)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.network.state_dict().items())
+    assert loaded.digest != own.digest
+
+
+def test_weights_with_other_names_need_match_by_order(tmp_path: Path) -> None:
+    state = load_backbone(Features(TINY), GRAY).network.state_dict()
+    path = str(tmp_path / "w.pt")
+    torch.save({f"other.{name}": tensor + 1 for name, tensor in state.items()}, path)
+    with pytest.raises(ModelError, match=r"features\.match = 'order'"):
+        load_backbone(Features(TINY, weights=path), GRAY)
+    loaded = load_backbone(Features(TINY, weights=path, match="order"), GRAY).network.state_dict()
+    assert all(torch.equal(loaded[name], tensor + 1) for name, tensor in state.items())
+
+
+class Unsafe:
+    """Object that a pickle would have to import."""
+
+
+def test_pickled_objects_are_refused(tmp_path: Path) -> None:
+    torch.save({"conv.weight": Unsafe()}, tmp_path / "w.pt")
+    with pytest.raises(ModelError, match="no state dict"):
+        load_backbone(Features(TINY, weights=str(tmp_path / "w.pt")), GRAY)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (Features("timm"), "features.backbone = 'timm'"),
+        (Features(TINY, weights="absent.safetensors"), "features.weights = 'absent.safetensors'"),
+        (Features("random-conv", weights="some.pt"), "none with random-conv"),
+        (Features(TINY, layer="absent"), "features.layer = 'absent'"),
+        (Features("absent.onnx"), "an existing .onnx file"),
+        (Features("hf:absent"), "a local folder with config.json"),
+    ],
+)
+def test_invalid_options_are_refused_in_one_line(options: Features, message: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        load_backbone(options, GRAY)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_inputs_that_the_backbone_cannot_take_are_refused() -> None:
+    with pytest.raises(ModelError, match="cannot take inputs of 1 x 2 x 2"):
+        load_backbone(Features("tests.support.models:needs_large_images"), RawInputs((1, 2, 2)))
+
+
+def test_layer_selects_a_submodule_and_its_map_is_averaged() -> None:
+    backbone = load_backbone(Features(TINY, layer="conv"), GRAY)
+    expected = backbone.network.network.conv(images(2)).mean((2, 3))
+    torch.testing.assert_close(backbone(images(2)), expected)
+
+
+def test_digest_depends_on_preprocessing_and_not_on_precision() -> None:
+    digests = [
+        load_backbone(Features(TINY, **options), GRAY).digest
+        for options in ({}, {"precision": "bfloat16"}, {"size": 12}, {"mean": (0.1,)}, {"layer": "conv"})
+    ]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 4
+
+
+def test_onnx_graph_is_a_backbone(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = np.arange(8, dtype=np.float32).reshape(8, 1, 1, 1)
+    nodes = [
+        helper.make_node("Conv", ["x", "W"], ["z"]),
+        helper.make_node("GlobalAveragePool", ["z"], ["features"]),
+    ]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [info("x", TensorProto.FLOAT, ["B", 1, "H", "W"])],
+        [info("features", TensorProto.FLOAT, ["B", 8, 1, 1])],
+        [numpy_helper.from_array(weights, "W")],
+    )
+    path = tmp_path / "backbone.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    backbone = load_backbone(Features(str(path)), GRAY)
+    x = images(3)
+    torch.testing.assert_close(backbone(x), x.mean((1, 2, 3)).unsqueeze(1) * torch.arange(8.0))
+
+
+def test_sentence_encoder_averages_over_tokens_and_ignores_padding(tmp_path: Path) -> None:
+    words = save_tiny_encoder(tmp_path)
+    backbone = load_backbone(Features(f"hf:{tmp_path}"), RawInputs((6,), vocabulary=words))
+    ids = torch.tensor([[2, 5, 3, 0, 0, 0], [2, 6, 7, 8, 5, 3]])
+    states = backbone.network.model(input_ids=ids[:1, :3]).last_hidden_state
+    torch.testing.assert_close(backbone(ids)[0], states[0].mean(0))
+    with pytest.raises(ArgumentError, match="tokens"):
+        load_backbone(Features(f"hf:{tmp_path}"), RawInputs((6,), vocabulary=words + 1))
+
+
+def test_moments_of_batch_norm_are_those_of_its_activation() -> None:
+    backbone = load_backbone(Features(TINY), GRAY)
+    norm: Any = backbone.network.norm
+    norm.weight.copy_(torch.tensor([0.5, 1.0, 2.0]))
+    norm.bias.copy_(torch.tensor([-1.0, 0.0, 3.0]))
+    mean, std = batch_norm_moments(backbone)
+    sample = torch.randn(200_000, 3, generator=torch.Generator().manual_seed(0)) * norm.weight + norm.bias
+    torch.testing.assert_close(mean, sample.relu().mean(0), atol=0.02, rtol=0)
+    torch.testing.assert_close(std, sample.relu().std(0), atol=0.02, rtol=0)
+
+
+def test_complete_model_keeps_the_backbone_frozen_while_its_head_trains() -> None:
+    backbone = load_backbone(Features(TINY), GRAY)
+    model = BackboneWithHead(backbone, ScaledHead(FeatureScale(True), nn.Linear(3, 2)))
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    model.train()(images(4)).sum().backward()
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trainable == ["head.head.weight", "head.head.bias"]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
+
+
+def test_features_are_normalized_by_example_or_by_moments() -> None:
+    f = torch.tensor([[1.0, 3.0], [10.0, 14.0]])
+    torch.testing.assert_close(
+        FeatureScale(True)(f), torch.tensor([[-1.0, 1.0], [-1.0, 1.0]]), atol=1e-3, rtol=0
+    )
+    scale = FeatureScale(False, torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
+    torch.testing.assert_close(scale(f), torch.tensor([[0.0, 0.5], [9.0, 6.0]]))

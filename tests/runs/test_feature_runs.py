@@ -1,0 +1,180 @@
+"""Runs on features: heads on a backbone, the student's file, evaluation and export, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedstill
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import ArgumentError, ModelError, RunFolderError
+from fedstill.data.loading import load
+from fedstill.models import MLP
+from fedstill.models.backbones import Backbone, BackboneWithHead
+from fedstill.runs import run
+from fedstill.runs.spec import RunSpec
+from fedstill.student.evaluate import evaluate
+from tests.support.runs import FEDKD, SGD, config
+
+BACKBONE = "tests.support.models:tiny_backbone"
+
+
+def features_config(folder: Path, backbone: str = "random-conv:8", **changes: Any) -> RunSpec:
+    """A run of FedKD on features of digits, with linear heads."""
+    features = {"backbone": backbone, "cache": str(folder / "cache"), **changes.pop("features", {})}
+    tables: dict[str, Any] = {
+        "public": {"name": "held-out"},
+        "nodes": {"models": ["linear"], "local": SGD},
+        "student": {"model": "linear"},
+        "features": features,
+    }
+    return config(FEDKD, **{**tables, **changes})
+
+
+def start(spec: RunSpec, out: Path) -> dict[str, Any]:
+    return run.run(spec, out, command="", progress=False)
+
+
+def digits() -> TensorData:
+    return load(config(FEDKD).data).test
+
+
+@pytest.mark.parametrize("normalize", ["none", "example", "public"])
+def test_loaded_student_takes_pixels_and_reaches_the_metric_of_its_run(
+    tmp_path: Path, normalize: str
+) -> None:
+    result = start(features_config(tmp_path, features={"normalize": normalize}), tmp_path / "run")
+    test = digits()
+    student = fedstill.load(tmp_path / "run")
+    predicted = student((test.inputs + 1) / 2).argmax(1)  # pixels from 0 to 1
+    assert 100 * (predicted == test.targets).float().mean().item() == pytest.approx(result["accuracy"])
+    evaluated = evaluate(tmp_path / "run", "digits")
+    assert evaluated["metrics"]["accuracy"] == result["accuracy"]
+    assert evaluated["seen"]["examples"] == 0
+    assert result["features"]["features"] == result["data"]["shape"][0] == 128
+
+
+def test_custom_backbone_of_a_run_is_loaded_for_its_folder_only(tmp_path: Path) -> None:
+    start(features_config(tmp_path, BACKBONE, features={"normalize": "backbone"}), tmp_path / "run")
+    network = fedstill.load(tmp_path / "run").network
+    assert isinstance(network, BackboneWithHead)
+    assert network.backbone.width == 3
+    with pytest.raises(ArgumentError, match="the student's backbone"):
+        fedstill.load(tmp_path / "run" / "student.safetensors")
+
+
+def test_other_splits_and_seeds_compute_no_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(features_config(tmp_path), tmp_path / "one")
+    monkeypatch.setattr(Backbone, "forward", None)  # not called, except to measure the number of features
+    monkeypatch.setattr(Backbone, "_measured_width", lambda self: 128)
+    start(features_config(tmp_path, seed=1, split={"nodes": 5, "alpha": 0.5}), tmp_path / "two")
+
+
+def test_changed_weights_are_refused_when_the_student_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    state = fedstill.models.backbones.load_backbone(
+        fedstill.Features(BACKBONE), fedstill.models.backbones.RawInputs((1, 8, 8))
+    ).network.state_dict()
+    torch.save(state, path)
+    start(features_config(tmp_path, BACKBONE, features={"weights": str(path)}), tmp_path / "run")
+    torch.save({name: tensor + 1 for name, tensor in state.items()}, path)
+    with pytest.raises(ModelError, match="differs from the one of the run"):
+        fedstill.load(tmp_path / "run")
+
+
+def test_student_with_backbone_is_exported_to_onnx(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    from fedstill.student.export import export
+
+    spec = features_config(tmp_path, BACKBONE, features={"normalize": "example", "precision": "bfloat16"})
+    start(spec, tmp_path / "run")
+    student = fedstill.load(tmp_path / "run")
+    assert export(student, "onnx", tmp_path / "student.onnx") < 1e-4
+    pixels = torch.rand(3, 1, 8, 8)
+    (outputs,) = runtime.InferenceSession(str(tmp_path / "student.onnx")).run(
+        None, {"images": pixels.numpy()}
+    )
+    torch.testing.assert_close(torch.from_numpy(outputs), student(pixels).detach(), atol=0.05, rtol=0.05)
+
+
+def test_gaussian_queries_need_no_public_data(tmp_path: Path) -> None:
+    spec = features_config(
+        tmp_path, public={"name": "gaussian", "limit": 500}, features={"normalize": "example"}
+    )
+    result = start(spec, tmp_path / "run")
+    assert result["public"]["examples"] == 500
+    assert result["queries_by_name"]["predict"] == 1
+    assert result["bytes"]["by_kind"].keys() == {
+        "logits",
+        "label counts",
+        "logit range",
+        "indices",
+        "schedule",
+    }
+
+
+def test_gaussian_queries_without_features_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"features\.backbone"):
+        config(FEDKD, public={"name": "gaussian"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine": {"backend": "flare-poc"}}, "features.backbone"),
+        ({"features": {"normalize": "public"}, "public": {"name": "gaussian"}}, "features.normalize"),
+        ({"features": {"weights": "absent.pt"}}, "features.weights"),
+        ({"nodes": {"models": ["small-cnn"]}}, "nodes.models = 'small-cnn'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_run(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        start(features_config(tmp_path, **changes), tmp_path / "run")
+    assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_maps_have_no_features(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="one output per input"):
+        fedstill.tasks.TASKS["segmentation"]().make(2).on_features()
+
+
+def test_resumed_run_keeps_its_backbone(tmp_path: Path) -> None:
+    start(features_config(tmp_path), tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["options"]["features.backbone"] == "random-conv:8"
+    with pytest.raises(RunFolderError, match="other options"):
+        run.run_or_resume(
+            features_config(tmp_path, "random-conv:4"), tmp_path / "run", command="", progress=False
+        )
+
+
+def test_python_student_takes_images(tmp_path: Path) -> None:
+    test = digits()
+    nodes = [test.subset(torch.arange(start, 300, 3)) for start in range(3)]
+    outcome = fedstill.distil(
+        nodes,
+        [MLP((128,), 10, width=16) for _ in nodes],
+        MLP((128,), 10, width=16),
+        test.subset(torch.arange(300, 359)),
+        10,
+        method=fedstill.FedKD(student=fedstill.StudentTraining(epochs=2)),
+        public=test.inputs[:50],
+        local=fedstill.LocalConfig(epochs=2),
+        features=fedstill.Features("random-conv:8", normalize="public", cache=str(tmp_path / "cache")),
+        out=tmp_path / "run",
+    )
+    student = outcome.student
+    assert student is not None
+    logits = student(test.inputs[300:])
+    accuracy = 100 * (logits.argmax(1) == test.targets[300:]).float().mean().item()
+    assert accuracy == pytest.approx(outcome.result["accuracy"])
+    loaded = fedstill.load(tmp_path / "run")
+    torch.testing.assert_close(loaded((test.inputs[300:] + 1) / 2), logits)
