@@ -149,7 +149,7 @@ def test_complete_file_round_trips(tmp_path: Path) -> None:
     for plan in (
         read_comparison(write_file(tmp_path, FILE), seeds=2, changes={"split.nodes": 6}),
         plan_comparison(["fediod", "fedavg"], seeds=[4], base="digits-fedavg", changes=QUICK),
-        plan_comparison(["digits-fediod-paper", "standalone"]),
+        plan_comparison(["digits-fediod-printed", "standalone"]),
     ):
         again = read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml"))
         assert again == plan
@@ -213,12 +213,12 @@ def test_methods_share_all_but_their_options() -> None:
 
 
 def test_preset_contributes_only_method_options() -> None:
-    plan = plan_comparison(["digits-fediod-paper", "fediod"], changes={"split.nodes": 3})
+    plan = plan_comparison(["digits-fediod-printed", "fediod"], changes={"split.nodes": 3})
     preset, plain = (plan.run_config(ComparisonRun("", label, 0)) for label in plan.methods)
-    assert preset.method == spec.load("digits-fediod-paper").method
+    assert preset.method == spec.load("digits-fediod-printed").method
     assert plain.method == METHODS["fediod"]()
     assert preset.nodes.local == plain.nodes.local
-    assert preset.nodes.local.smoothing != spec.load("digits-fediod-paper").nodes.local.smoothing
+    assert preset.nodes.local.smoothing != spec.load("digits-fediod-printed").nodes.local.smoothing
 
 
 def test_command_line_options_override_base_and_settings(tmp_path: Path) -> None:
