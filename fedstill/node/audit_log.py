@@ -13,8 +13,9 @@ One SQLite file holds the entries of all runs in one hash chain.
   owner has accepted it. Totals of the head that the entries do not show are then charged again.
 
 The head is written after its entry is durable, by renaming a finished file over the old one. A kill at any
-moment leaves a whole head, at worst an older one. So it need not be synced to the disk: a power failure can
-only leave an older head.
+moment leaves a whole head, at worst an older one. It is not synced to the disk: a power failure can leave an
+older head, which the entries correct, or on some file systems an empty one, which stops the node until its
+owner has accepted it.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -37,6 +38,7 @@ class Refusals:
 
     def __init__(self, events: SecurityEvents) -> None:
         self._events = events
+        self._lock = threading.Lock()  # large messages are refused while another message is served
         self._hour, self._lines = time.monotonic(), 0
 
     def error_reply(
@@ -58,12 +60,13 @@ class Refusals:
         number = header.get("number")
         query_number = number if type(number) is int and abs(number) < MAX_NUMBER else -1
         label = f"{query} (number {query_number})" if query_number >= 0 else query
-        self._log(f"refused {label}: {to_printable_line(text, 1000)}")
-        is_query = header.get("operation") in ("answer_query", "compute_gradients")
-        if is_query and session is not None and session.plan.run == header.get("run"):
-            self.record_query(server, session, query, query_number, error)
-        elif isinstance(error, QueryRefused) or header.get("operation") == "join":
-            self.record(server, query, error, to_printable_line(header.get("run") or ""))
+        with self._lock:
+            self._log(f"refused {label}: {to_printable_line(text, 1000)}")
+            is_query = header.get("operation") in ("answer_query", "compute_gradients")
+            if is_query and session is not None and session.plan.run == header.get("run"):
+                self.record_query(server, session, query, query_number, error)
+            elif isinstance(error, QueryRefused) or header.get("operation") == "join":
+                self.record(server, query, error, to_printable_line(header.get("run") or ""))
         kind = NodeDataError if is_internal(error) else type(error)
         body: dict[str, Any] = {
             "kind": kind.__name__,
