@@ -106,7 +106,7 @@ def approved_limit(approved: RunDescription | None, query: str, limit: str) -> i
     return 0 if approved is None else int(approved.queries.get(query, {}).get(limit, 0))
 
 
-# --- 1. runs ------------------------------------------------------------------------------------------
+# --- 1, 2. runs, messages -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def training_parts(parts: int) -> str | None:
     return f"rounds: {MAX_PARTS} at most, and the plan's number of parts is {parts}"
 
 
-# --- 2. declared queries ------------------------------------------------------------------------------
+# --- 3. declared queries ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ def owner_refusals(file: NodeFile, passes_gradients: bool, queries: Mapping[str,
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-# --- 3. tensors that came with a query ----------------------------------------------------------------
+# --- 4. tensors that came with a query ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -538,7 +538,7 @@ def query_memory(facts: SizeFacts) -> str | None:
 SIZE_RULES = (shapes_of_run, token_ids, schedules, public_rows, query_memory)
 
 
-# --- 4. limits and budgets ----------------------------------------------------------------------------
+# --- 5. limits and budgets ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -615,7 +615,7 @@ def privacy_budget(facts: ChargeFacts) -> str | None:
 CHARGE_RULES = (approved_query, approved_times, approved_bytes, max_queries, max_bytes, privacy_budget)
 
 
-# --- 5. responses -------------------------------------------------------------------------------------
+# --- 6. responses -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

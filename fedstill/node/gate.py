@@ -162,7 +162,7 @@ class Gate:
             outgoing = query.details.postprocess(outgoing, sent)
         if wire is not None:
             outgoing = wire.compress(outgoing, kinds)
-        # Without budgets nothing is charged, and a query repeated after a stop counts once.
+        # Without budgets, as in simulations without privacy, a query repeated after a stop counts once.
         release_hash, budgets = "", self.ledger.budgets
         if budgets is not None:
             # The hash includes the query, so that equal responses to two queries are not recognizable.

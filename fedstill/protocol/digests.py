@@ -1,4 +1,4 @@
-"""Hashes of queries, releases and histories of queries."""
+"""Hashes of named tensors (queries, releases, weights, data) and of histories of queries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 
 
 def digest(query: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return a 128-bit hash of a query: equal for equal names, shapes and values."""
+    """Return a 128-bit hash of a query, or of other tensors under a label in its place: equal for equal names,
+    shapes and values.
+    """
     hashed = hashlib.blake2b(digest_size=16)
     for piece in _encode([query], tensors):
         hashed.update(piece)

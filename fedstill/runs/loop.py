@@ -17,7 +17,8 @@ One round of a method, such as :mod:`fedstill.methods.fedavg`, in reading order:
    its outputs through the gates.
 4. The function sees a node as a :class:`~fedstill.node.node_view.NodeView`, whose ``train`` is
    :mod:`fedstill.node.local_training`. For several nodes at once see :mod:`fedstill.node.stacked_calls`.
-5. The method's ``step`` continues with the responses, and updates the student.
+5. The method's ``step`` continues with the responses, and updates the student. If it backpropagates through
+   them, a second release follows: the gradients of the inputs (:mod:`fedstill.node.input_gradients`).
 """
 
 from __future__ import annotations
