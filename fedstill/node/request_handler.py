@@ -1,8 +1,8 @@
 """Request handler of a group of nodes: queries come in, responses are released through the gates.
 
 A query goes through :meth:`~RequestHandler.admit_query`, :meth:`~RequestHandler.compute_responses` and
-:meth:`~RequestHandler.release_responses`; :meth:`RequestHandler.respond` calls the three. Gradients of a query's
-inputs are computed in :mod:`fedstill.node.input_gradients`.
+:meth:`~RequestHandler.release_responses`; :meth:`RequestHandler.respond` calls the three. Gradients of a
+query's inputs are computed in :mod:`fedstill.node.input_gradients`.
 """
 
 from __future__ import annotations

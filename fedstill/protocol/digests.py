@@ -11,8 +11,8 @@ import torch
 
 
 def digest(query: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return a 128-bit hash of a query, or of other tensors under a label in its place: equal for equal names,
-    shapes and values.
+    """Return a 128-bit hash of a query, or of other tensors under a label: equal for equal names, shapes and
+    values.
     """
     hashed = hashlib.blake2b(digest_size=16)
     for piece in _encode([query], tensors):
