@@ -16,6 +16,10 @@ from tests.support.my_lab import Lab, install
 # The same examples in every run: a failure in continuous integration is a failure at the desk.
 hypothesis.settings.register_profile("fedstill", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("fedstill")
+# pytest --hypothesis-profile=thorough
+hypothesis.settings.register_profile(
+    "thorough", hypothesis.settings.get_profile("fedstill"), max_examples=200
+)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -308,7 +308,7 @@ def _entry_description(entry: Mapping[str, Any]) -> str:
     if entry["part"] == ACCEPTED:
         return f"accepted by the owner: {entry['rule']}"
     if entry["part"] == REFUSED:
-        return f"{asked}, refused: {entry['rule']}"
+        return f"{asked or 'other queries'}, refused: {entry['rule']}"
     if entry["part"] == RESPONSE_FILE:
         return "file of responses,\nmay be released again"
     kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in sorted(entry["up"].items()))

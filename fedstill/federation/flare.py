@@ -55,6 +55,15 @@ class NodeProgram:
         if self._host.name != collab.site_name:
             raise DeployError(f"{folder} is node {self._host.name!r}, and the kit is {collab.site_name!r}'s")
 
+    @collab.final  # type: ignore[untyped-decorator,unused-ignore]
+    def end(self) -> None:
+        """Write the refusals that were only counted: the server may not have ended the run."""
+        from fedstill.federation.flare_component import record_repeats
+
+        if self._host is not None:
+            self._host.record_repeats()
+            record_repeats(self._host.folder)  # requests to this process itself
+
     @collab.publish  # type: ignore[untyped-decorator,unused-ignore]
     def serve(self, message: bytes) -> bytes:
         """Reply to one message of the server; other senders are refused."""

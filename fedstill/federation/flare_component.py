@@ -115,6 +115,7 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
     def _end(self, code: int) -> None:
         """End the process at once: FLARE's threads would keep it alive for half a minute."""
         end_jobs(self._site)
+        record_repeats(self._site.folder)
         logger.info("ended")
         os.truncate(self._site.pid_file, 0)  # not deleted, as another start of the site may wait for its lock
         os._exit(code)
@@ -138,13 +139,21 @@ def refusal_reason(message: Any) -> str | None:
     return "a look into this process" if channel == DIAGNOSIS else None
 
 
-@cache
 @cache  # it knows which events this process has written already
 def _security_events(folder: Path) -> SecurityEvents:
     """Return a node's security events for this process; the first call loads torch."""
     from fedstill.node.folder_log import SecurityEvents
 
     return SecurityEvents(folder)
+
+
+def record_repeats(folder: Path) -> None:
+    """Write the numbers of refusals of this process that the node's audit log does not hold yet."""
+    if _security_events.cache_info().currsize:  # else nothing was refused, and torch is not loaded
+        try:
+            _security_events(folder).record_repeats()
+        except (FedstillError, OSError) as fault:
+            logger.error("the audit log cannot be written: %s", fault)
 
 
 def refusal_reply(reason: str | None, kit: StartupKit, folder: Path) -> Any:

@@ -148,6 +148,23 @@ def is_about_data(entry: Mapping[str, Any]) -> bool:
     return bool(entry["payer"]) or entry["part"] not in SECURITY_EVENTS
 
 
+def refusal_count(entry: Mapping[str, Any]) -> int:
+    """Return the number of refusals for which an entry stands.
+
+    >>> refusal_count({"part": "refused", "details": {}})
+    1
+    >>> refusal_count({"part": "refused", "details": {"refusals": "90"}})
+    90
+    >>> refusal_count({"part": "response", "details": {}})
+    0
+    """
+    if entry["part"] != REFUSED:
+        return 0
+    count = entry["details"].get("refusals", "")
+    # Anything may be in an edited log, and it is shown with its fault.
+    return max(int(count), 1) if count.isdecimal() and len(count) <= len(str(MAX_COUNT)) else 1
+
+
 def is_text(value: object) -> bool:
     """Return whether a value is text that can be encoded."""
     try:

@@ -17,7 +17,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedstill.core.text_format import to_printable_line
 from fedstill.node import owner_folder
@@ -120,11 +120,27 @@ def read_total_spent(file: NodeFile, folder: Path) -> TotalSpent:
 # A server could fill the disk: these limits hold for one process.
 MAX_EVENTS = 100  # events other than refusals
 MAX_REFUSALS = 100  # refusals in entries of their own, besides the first by each rule
-MAX_COUNTED_RULES = 50  # rules whose further refusals are counted
+MAX_COUNTED_RULES = 50  # rules of a query whose further refusals are counted separately
+MAX_RULE_NAMES = 200  # rules whose first refusal always has an entry; a node has fewer
 MAX_LETTERS = 1000
 
-Rule = tuple[str, str, str, str, str]  # server, run, query, name of the rule, and payer
-OTHER_RULES: Rule = ("", "", "", "other rules", "")  # all rules after the first ones
+
+class _Rule(NamedTuple):
+    """Refusals that are counted together; no text of a server is in it, which could have any number of them.
+
+    Args:
+        actor: the server.
+        run: the joined run; empty: of a request outside of it.
+        query: a declared query; empty: any other.
+        name: name of the rule, or type of the error.
+        payer: as in the entries.
+    """
+
+    actor: str
+    run: str
+    query: str
+    name: str
+    payer: str
 
 
 @dataclass
@@ -153,7 +169,8 @@ class SecurityEvents:
         self._written: set[tuple[object, ...]] = set()  # events caused by a server
         self._refusals: set[tuple[object, ...]] = set()
         self._numberless: set[tuple[object, ...]] = set()  # refused queries without their numbers
-        self._repeats: dict[Rule, _Repeats] = {}
+        self._rule_names: set[str] = set()
+        self._repeats: dict[_Rule, _Repeats] = {}
 
     @cached_property
     def _file(self) -> NodeFile:
@@ -214,29 +231,57 @@ class SecurityEvents:
             run, query, details = "", "", {}
         self.write(event, actor, reason, run=run, query=query, **details)
 
-    def record_refusal(self, actor: str, reason: str, *, run: str = "", query: str = "") -> None:
+    def record_refusal(
+        self, actor: str, reason: str, *, run: str = "", query: str = "", rule_name: str = ""
+    ) -> None:
         """Write the refusal of a run or a request, as :meth:`record_refused_query`, unless it is that of a
         query that was written with its number.
         """
         if (actor, reason, run, query) not in self._numberless:
-            self._record(actor, reason, run, query, -1, "")
+            rule = _Rule(actor, "", "", rule_name or reason.partition(":")[0], "")
+            self._record(rule, reason, run, query, -1)
 
-    def record_refused_query(self, actor: str, reason: str, run: str, query: str, number: int) -> None:
+    def record_refused_query(
+        self,
+        actor: str,
+        reason: str,
+        run: str,
+        query: str,
+        number: int,
+        *,
+        rule_name: str = "",
+        is_declared: bool = True,
+    ) -> None:
         """Write the refusal of a query of the joined run.
 
         The first refusal by each rule has an entry. Repeated refusals, and those after :data:`MAX_REFUSALS`,
-        are counted by rule. An entry holds their
-        number when there are 10, 100, 1000 and so on, and at the end of the process.
-        """
-        self._record(actor, reason, run, query, number, NODE_DATA)
+        are counted by rule: an entry holds their number when there are 10, 100, 1000 and so on, and at the
+        end of the run.
 
-    def _record(self, actor: str, reason: str, run: str, query: str, number: int, payer: str) -> None:
+        Args:
+            actor: the server's fingerprint.
+            reason: the rule, in words.
+            run: name of the run.
+            query: name of the query, as the server sent it.
+            number: number of the query.
+            rule_name: a name of the rule without any text of the server; empty: the reason up to its colon.
+            is_declared: whether the run declares such a query.
+        """
+        name = rule_name or reason.partition(":")[0]
+        rule = _Rule(actor, run, query if is_declared else "", name, NODE_DATA)
+        self._record(rule, reason, run, query, number)
+
+    def _record(self, rule: _Rule, reason: str, run: str, query: str, number: int) -> None:
         if self._is_disk_full:
             return
-        rule = (actor, run, query, reason.partition(":")[0], payer)
+        actor, payer = rule.actor, rule.payer
+        is_first = rule.name not in self._rule_names and len(self._rule_names) < MAX_RULE_NAMES
+        if is_first:
+            self._rule_names.add(rule.name)
         if rule not in self._repeats and len(self._repeats) >= MAX_COUNTED_RULES:
-            rule = OTHER_RULES
-        is_first = rule not in self._repeats
+            rule = rule._replace(query="", name="other rules")  # one for each run
+        else:
+            is_first = is_first or rule not in self._repeats
         repeats = self._repeats.setdefault(rule, _Repeats())
         refusal = (actor, reason, run, query, number)
         if refusal not in self._refusals and (is_first or len(self._refusals) < MAX_REFUSALS):
@@ -250,12 +295,12 @@ class SecurityEvents:
             self._write_repeats(rule, repeats)
 
     def record_repeats(self) -> None:
-        """Write the numbers of refusals that no entry holds yet, at the end of the process."""
-        for rule, repeats in self._repeats.items():
+        """Write the numbers of refusals that no entry holds yet, at the end of a run or of the process."""
+        for rule, repeats in list(self._repeats.items()):  # another thread may refuse a message meanwhile
             if repeats.unwritten and not self._is_disk_full:
                 self._write_repeats(rule, repeats)
 
-    def _write_repeats(self, rule: Rule, repeats: _Repeats) -> None:
+    def _write_repeats(self, rule: _Rule, repeats: _Repeats) -> None:
         actor, run, query, name, payer = rule
         reason, count = f"{name}: {repeats.unwritten} more refusals", str(repeats.unwritten)
         self._append(REFUSED, actor, reason, run, query, {"refusals": count}, -1, payer)

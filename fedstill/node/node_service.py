@@ -329,6 +329,7 @@ class NodeService:
         """Leave the current run; its files stay."""
         if self.session is not None:
             logger.info("left run %s", self.session.plan.run)
+            self.record_repeats()
             self.session.close()
             self.session = None
             self.events.close()  # an idle node's log is one file, which its owner may copy
@@ -336,11 +337,15 @@ class NodeService:
     def close(self) -> None:
         """Leave the current run and close the audit log."""
         self.leave()
+        self.record_repeats()
+        self.events.close()
+
+    def record_repeats(self) -> None:
+        """Write the numbers of refusals that the audit log does not hold yet."""
         try:
             self.events.record_repeats()
         except (AuditError, OSError) as error:
             logger.error("the audit log cannot be written: %s", error)
-        self.events.close()
 
 
 def unavailable_reply(error: Exception) -> bytes:

@@ -16,7 +16,15 @@ from fedstill.core.errors import ArgumentError
 from fedstill.node import folder_log, owner_folder
 from fedstill.node.approvals import ApprovalRequest, ApprovalRequests
 from fedstill.node.audit_database import AuditError
-from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, REFUSED, RELEASES, SECURITY_EVENTS, is_about_data
+from fedstill.node.audit_entries import (
+    ALL_RUNS,
+    NODE_DATA,
+    REFUSED,
+    RELEASES,
+    SECURITY_EVENTS,
+    is_about_data,
+    refusal_count,
+)
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.folder_log import as_security_event
 from fedstill.node.node_file import NodeFile
@@ -115,7 +123,7 @@ def _add_entries(
         if entry["part"] in (*RELEASES, REFUSED):
             day = releases.setdefault((str(entry["at"])[:10], entry["run"]), DailyReleases())
             day.bytes_by_kind.update(entry["up"])
-            day.refused += entry["part"] == REFUSED
+            day.refused += refusal_count(entry)
             day.no_guarantee += entry["no_guarantee"]
             if entry["part"] in RELEASES:
                 day.queries.add(entry["number"])

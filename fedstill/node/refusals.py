@@ -93,7 +93,9 @@ class Refusals:
         be written.
         """
         try:
-            self._events.record_refusal(server, refusal_rule(error), run=run, query=query)
+            self._events.record_refusal(
+                server, refusal_rule(error), run=run, query=query, rule_name=refusal_rule_name(error)
+            )
         except (AuditError, OSError) as fault:
             logger.error("the audit log cannot be written: %s", fault)
 
@@ -101,7 +103,15 @@ class Refusals:
         """Write a refused query of the joined run, with its number, as :meth:`record`."""
         try:
             session.run_folder.require_space(query)
-            self._events.record_refused_query(server, refusal_rule(error), session.plan.run, query, number)
+            self._events.record_refused_query(
+                server,
+                refusal_rule(error),
+                session.plan.run,
+                query,
+                number,
+                rule_name=refusal_rule_name(error),
+                is_declared=query in session.side.queries,
+            )
         except (AuditError, OSError, QueryRefused) as fault:
             logger.error("the audit log cannot be written: %s", fault)
 
@@ -142,3 +152,13 @@ def is_internal(error: Exception) -> bool:
 def refusal_rule(error: Exception) -> str:
     """Return the reason of a refusal for a log line: the policy's rule, or the public text."""
     return to_printable_line(error.rule if isinstance(error, QueryRefused) else public_text(error))
+
+
+def refusal_rule_name(error: Exception) -> str:
+    """Return the name of the rule of a refusal, or the error's type.
+
+    The names are a finite set of the node's own: no text of a server is in them, other than in the reasons.
+    """
+    if isinstance(error, QueryRefused):
+        return to_printable_line(error.rule.partition(":")[0])
+    return NodeDataError.__name__ if is_internal(error) else type(error).__name__

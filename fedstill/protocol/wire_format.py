@@ -133,6 +133,7 @@ def decode_tensors(blob: bytes, header: Mapping[str, Any]) -> dict[str, torch.Te
 Tensors = Mapping[str, torch.Tensor]
 WireDtype = Literal["float32", "float16", "int8"]
 SCALE = ":scale"  # "x:scale" has the factors of each row of an int8 or float16 tensor "x"
+SCALED_DTYPES = (torch.int8, torch.float16)
 HEADER, STRIDES = "fedstill", "strides"  # in the metadata of a message
 MAX_HEADER = 1_000_000  # bytes of a message before its tensors; parsing takes fifty times as much memory
 
@@ -194,7 +195,8 @@ def decompress(tensors: Tensors) -> dict[str, torch.Tensor]:
     """Return received tensors in float32; tensors without scale are unchanged.
 
     Raises:
-        DataError: a scale without its tensor, or another number of scales than rows.
+        DataError: a scale without its tensor, another number of scales than rows, or a dtype that
+            :meth:`WireConfig.compress` does not make.
 
     >>> decompress({"x": torch.tensor([[50, -127]], dtype=torch.int8), "x:scale": torch.tensor([0.01])})["x"]
     tensor([[ 0.5000, -1.2700]])
@@ -210,6 +212,11 @@ def decompress(tensors: Tensors) -> dict[str, torch.Tensor]:
             if scale.shape != (tensor.shape[:1] or (1,)) or not tensor.numel():
                 raise DataError(
                     f"tensor {name} of shape {tuple(tensor.shape)} came with {tuple(scale.shape)} scales"
+                )
+            if tensor.dtype not in SCALED_DTYPES or scale.dtype != torch.float32:
+                raise DataError(
+                    f"tensor {name} {tensor.dtype} came with scales {scale.dtype} "
+                    "(expected torch.int8 or torch.float16, with scales torch.float32)"
                 )
             decoded[name] = (tensor.reshape(len(scale), -1) * scale.unsqueeze(1)).view(tensor.shape)
         else:

@@ -23,6 +23,7 @@ import torch
 
 pytest.importorskip("nvflare")
 
+from nvflare.collab.api.decorators import get_object_final_funcs
 from safetensors.torch import load_file
 
 from fedstill.core.checkpoint import load_state
@@ -38,7 +39,7 @@ from fedstill.node.owner_folder import init_folder
 from fedstill.protocol.wire_format import unpack
 from fedstill.runs.flare_server import ServerProgram
 from fedstill.runs.spec import to_toml
-from tests.support.audit_logs import edit, releases
+from tests.support.audit_logs import edit, releases, security_events
 from tests.support.links import tiny
 from tests.support.processes import STEPS, Command, Unbroken, audit_fields, report_time, small, until
 
@@ -269,6 +270,31 @@ class Scripted(ServerProgram):
 
     def _run(self, folder: Path) -> None:
         self._does(folder)
+
+
+def test_refusals_are_in_the_log_when_a_job_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that probes a node does not say goodbye. FLARE calls what is marked as final, then."""
+    folder = tmp_path / "clinic"
+    init_folder(folder)
+    site = flare_component.SiteComponent(flare_site.CLIENT, str(folder))
+    flare_component._security_events.cache_clear()
+    for _ in range(6):
+        flare_component.refusal_reply("a look", site._site.kit, folder)
+    host = SimpleNamespace(folder=folder, record_repeats=lambda: written.append("of the run"))
+    written: list[str] = []
+    program = NodeProgram()
+    program._host = host
+    ((_, end),) = get_object_final_funcs(program)
+    end()
+    assert written == ["of the run"]
+    assert [event.get("refusals") for event in security_events(folder)] == [None, "5"]
+    flare_component.refusal_reply("a look", site._site.kit, folder)
+    monkeypatch.setattr(flare_component.os, "truncate", lambda *about: None)
+    monkeypatch.setattr(flare_component.os, "_exit", lambda code: None)
+    monkeypatch.setattr(flare_component, "end_jobs", lambda site: None)
+    site._end(0)
+    assert [event.get("refusals") for event in security_events(folder)] == [None, "5", "1"]
+    flare_component._security_events.cache_clear()
 
 
 def test_finished_run_stores_results(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,9 +179,10 @@ def test_further_refusals_are_counted_by_rule(folder: Path, monkeypatch: pytest.
         ("max_rows: 90 more refusals", "90"),
         ("hours: 1", None),
         ("schema: 2", None),
+        ("queries: 3", None),
         ("max_rows: 25 more refusals", "25"),
         ("hours: 2 more refusals", "2"),
-        ("other rules: 5 more refusals", "5"),
+        ("other rules: 4 more refusals", "4"),
     ]
     assert sum(int(count) if count else 1 for _, count in logged) == 129 + 9, "none is lost"
 
@@ -192,6 +194,45 @@ def test_long_attack_adds_few_entries(folder: Path) -> None:
         events.record_repeats()
     most = folder_log.MAX_REFUSALS + 5 * folder_log.MAX_COUNTED_RULES
     assert len(events_in(folder)) < most
+
+
+def test_made_up_queries_do_not_hide_the_budget(folder: Path) -> None:
+    """The names of queries are the server's text: any number of them share one count."""
+    with closing(SecurityEvents(folder)) as events:
+        for number in range(101):
+            text = f"invalid query = 'junk {number}: '"
+            more: dict[str, Any] = {"rule_name": "UnknownName", "is_declared": False}
+            events.record_refused_query("aa", text, "one", f"junk {number}", number, **more)
+            events.record_refusal(
+                "aa", text, run=f"junk {number}", query=f"{number}", rule_name="UnknownName"
+            )
+        for number in range(5000):
+            reason = f"privacy budget: {number}"
+            events.record_refused_query("aa", reason, "one", "predict", number, rule_name="privacy budget")
+        events.record_repeats()
+    by_budget = [event for event in events_in(folder) if event["reason"].startswith("privacy budget")]
+    assert sum(int(event.get("refusals", 1)) for event in by_budget) == 5000
+    assert {event["query"] for event in by_budget} == {"predict"}
+    assert len(events_in(folder)) < folder_log.MAX_REFUSALS + 20
+
+
+def test_new_rules_are_named_however_many_were_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After too many runs and queries the others of a run are counted together, with its name."""
+    monkeypatch.setattr(folder_log, "MAX_REFUSALS", 4)
+    monkeypatch.setattr(folder_log, "MAX_COUNTED_RULES", 2)
+    with closing(SecurityEvents(folder)) as events:
+        for query in "abcdef":
+            events.record_refused_query("aa", "max_rows: 1", "one", query, 0)
+        for number in range(30):
+            events.record_refused_query("aa", f"max_bytes: {number}", "two", "a", number)
+        events.record_repeats()
+        found = [entry for entry in events.audit.entries() if entry["run"] == "two"]
+    assert [entry["rule"] for entry in found] == [
+        "max_bytes: 0",
+        "other rules: 10 more refusals",
+        "other rules: 19 more refusals",
+    ]
+    assert {entry["payer"] for entry in found} == {NODE_DATA}
 
 
 def test_many_events_of_a_server_end_with_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from fedstill.models.module_utils import to_vector
 from fedstill.node import dp_training, initial_training, run_folder
 from fedstill.node import session as at
 from fedstill.node.admission import SIZE_RULES, SizeFacts, require
-from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
+from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, refusal_count
 from fedstill.node.audit_log import FILE, AuditError, AuditLog
 from fedstill.node.node_service import NodeService
 from fedstill.node.replies import NOT_JOINED, NodeStatus
@@ -481,6 +481,18 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
         "DataError",
         "(3,) scales",
     ),
+    "float8 with scales": (
+        {},
+        {"x": torch.ones(2, 1, 8, 8).to(torch.float8_e4m3fn), "x:scale": torch.ones(2)},
+        "DataError",
+        "x torch.float8_e4m3fn came with scales",
+    ),
+    "uint16 with scales": (
+        {},
+        {"x": torch.ones(2, 1, 8, 8).to(torch.uint16), "x:scale": torch.ones(2)},
+        "DataError",
+        "x torch.uint16 came with scales",
+    ),
     "other tensors": ({}, {"y": torch.zeros(2, 1, 8, 8)}, REFUSED, "expected ['x']"),
     "no tensors": ({}, {}, REFUSED, "expected ['x']"),
     "an unknown query": ({"query": "tell_all"}, {}, "ArgumentError", "count_labels, predict_logits"),
@@ -517,6 +529,24 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
         "an integer",
     ),
 }
+
+
+@pytest.mark.parametrize("end", ["leave", "another run"])
+def test_counted_refusals_are_in_the_log_when_the_run_ends(tmp_path: Path, end: str) -> None:
+    """Also of queries with names that the server made up, and of a node that serves on."""
+    clinic = Clinic(tmp_path / "clinic", "max_rows = 1\n").ready()
+    for number in range(55):
+        assert clinic.query(0, torch.zeros(2, 1, 8, 8))["kind"] == REFUSED
+        assert clinic.query(0, query=f"made up {number}")["kind"] == "ArgumentError"
+    if end == "leave":
+        clinic.say("leave")
+    else:
+        clinic.say("join", run="two", plan=replace(PLAN, run="two").to_dict())
+    refused = [entry for entry in clinic.lines() if entry["part"] == "refused"]
+    by_rows = [entry for entry in refused if entry["rule"].startswith("max_rows")]
+    assert [entry["query"] for entry in by_rows] == ["predict_logits"] * 3
+    assert [refusal_count(entry) for entry in by_rows] == [1, 10, 44]
+    assert sum(map(refusal_count, refused)) == 110
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.node import owner_folder
+from fedstill.node import folder_log, owner_folder
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, REFUSED, Entry
 from fedstill.node.audit_log import FILE, AuditLog
+from fedstill.node.folder_log import SecurityEvents
 from fedstill.node.overview import SpentBudget, compute_spent_budget, read_overview
 from fedstill.privacy.config import PrivacyConfig
 
@@ -41,6 +42,21 @@ def test_costs_are_shown_at_the_delta_of_their_own_budget(tmp_path: Path) -> Non
         {"counts": 40},
         {0},
     )
+
+
+@pytest.mark.parametrize("counted_rules", [50, 0])
+def test_counted_refusals_are_shown_as_many_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted_rules: int
+) -> None:
+    monkeypatch.setattr(folder_log, "MAX_COUNTED_RULES", counted_rules)
+    owner_folder.init_folder(tmp_path / "clinic")
+    with closing(SecurityEvents(tmp_path / "clinic")) as events:
+        for run in ("one", "two"):
+            for number in range(530):
+                events.record_refused_query("aa", f"max_rows: {number}", run, "predict", number)
+        events.record_repeats()
+    shown = read_overview(tmp_path / "clinic").releases
+    assert {run: day.refused for (_, run), day in shown.items()} == {"one": 530, "two": 530}
 
 
 PRICE, OWNER = {"gaussian(4.0)": 1}, PrivacyConfig(epsilon=3.0, total_epsilon=5.0)

@@ -3,6 +3,7 @@
 A state machine sends a deployed node queries, repeated queries, other content under a used number and output
 gradients in any order. It kills the process or fills the disk at each write, interrupts training, changes the
 last digits of training, and goes back to checkpoints. A model of the accountant predicts every charge.
+5 sequences of 20 steps are in the ordinary suite, and 20 with ``pytest --hypothesis-profile=thorough``.
 """
 
 from __future__ import annotations
@@ -382,7 +383,7 @@ class Charging(RuleBasedStateMachine):
 
 
 Charging.TestCase.settings = settings(
-    max_examples=20,
+    max_examples=settings.default.max_examples // 10,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=list(HealthCheck),

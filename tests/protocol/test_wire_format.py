@@ -327,6 +327,25 @@ def test_scales_that_do_not_fit_are_refused(named: dict[str, torch.Tensor]) -> N
         decompress(named)
 
 
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.ones(2, 3).to(dtype)
+        for dtype in (torch.float8_e5m2, torch.bool, torch.uint8, torch.uint16, torch.bfloat16, torch.float32)
+    ],
+    ids=lambda x: str(x.dtype),
+)
+def test_only_what_is_compressed_has_scales(x: torch.Tensor) -> None:
+    with pytest.raises(DataError, match=r"came with scales .*expected torch\.int8 or torch\.float16"):
+        decompress({"x": x, "x:scale": torch.ones(2)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.float8_e5m2, torch.int64])
+def test_scales_are_float32(dtype: torch.dtype) -> None:
+    with pytest.raises(DataError, match="came with scales"):
+        decompress({"x": torch.ones(2, 3).to(torch.int8), "x:scale": torch.ones(2).to(dtype)})
+
+
 # --- config -------------------------------------------------------------------------------------------
 
 
