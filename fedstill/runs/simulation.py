@@ -317,8 +317,8 @@ class Simulation(MeasuredSimulation):
         return [node.data for node in self.setting.nodes]
 
     def _architecture_and_file_hashes(self) -> dict[str, str]:
-        """Return fingerprints of the networks' architectures, of files of models that can only predict, and of
-        the backbone."""
+        """Return fingerprints of the networks' architectures, of files of models that can only predict, and
+        of the backbone."""
         fingerprints = {
             node.name: architecture_hash(node.model) + file_fingerprint(node.model) for node in self.nodes
         }
