@@ -65,7 +65,7 @@ from fedstill.report import write_report
 from fedstill.report.comparison_page import write_comparison
 from fedstill.report.terminal import comparison_summary, run_summary
 from fedstill.runs import run
-from fedstill.runs.build import Setting, digest_examples, make_nodes
+from fedstill.runs.build import Setting, make_nodes
 from fedstill.runs.feature_space import to_feature_space
 from fedstill.runs.run import progress_bars, require_empty_folder, write_simulation_result
 from fedstill.runs.simulation import Simulation
@@ -311,7 +311,6 @@ def distil(
             test_data,
             public_data,
             compute=Compute(engine),
-            data_digest=digest_examples(parts),
             progress=progress,
         )
         shape, mean, std, vocabulary = (space.backbone.width,), (), (), 0

@@ -31,7 +31,7 @@ from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import format_seconds
 from fedstill.data.loading import cache_loads, load
 from fedstill.runs import run
-from fedstill.runs.build import digest_examples
+from fedstill.runs.data_digests import digest_examples
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
 

@@ -3,14 +3,16 @@
 A cached feature vector is found by the backbone's digest and a hash of the example itself. So data that have
 changed are computed again, and another split of the same data is not. The cache consists of chunks, each
 written atomically as it is computed, so that an interrupted computation resumes. Its files are accessible to
-the owner only, as features of private examples are private.
+the owner only, as features of private examples are private. Only files with the names of chunks are deleted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+import re
+import secrets
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +28,9 @@ from fedstill.models.backbones import Backbone, Features
 CHUNK = 1024  # examples in a file of the cache
 HASH_SIZE = 16  # bytes of an example's hash
 GIB = 2**30
+FOLDER_NAME = re.compile(r"[0-9a-f]{32}-(float32|bfloat16)")  # digest and precision of a backbone
+CHUNK_NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
+PART_NAME = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{16}\.part")  # of a chunk that a process writes or has left
 Progress = Callable[[int, int], object]  # examples done, and all of them
 
 
@@ -48,7 +53,7 @@ class FeatureCache:
 
     @classmethod
     def from_options(cls, options: Features, backbone: Backbone, folder: Path | None = None) -> FeatureCache:
-        """Return the cache that the options choose.
+        """Return the cache that the options choose; none for a custom backbone, whose code may have changed.
 
         Args:
             folder: its folder, unless the options name one; None: the user's cache folder.
@@ -56,7 +61,7 @@ class FeatureCache:
         default = folder or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedstill" / "features"
         chosen = Path(options.cache) if options.cache else default
         key = f"{backbone.digest}-{backbone.precision}"
-        return cls(chosen.expanduser(), key, int(options.cache_gib * GIB))
+        return cls(chosen.expanduser(), key, 0 if options.is_custom else int(options.cache_gib * GIB))
 
     def read(self, hashes: list[bytes], into: torch.Tensor) -> torch.Tensor:
         """Read the cached features of some examples into ``(N, F)``; return which were found ``(N,)``."""
@@ -90,12 +95,15 @@ class FeatureCache:
             return
         name = hashlib.blake2b(b"".join(hashes), digest_size=HASH_SIZE).hexdigest()
         path = self.folder / self.key / f"{name}.safetensors"
+        part = path.with_name(f"{name}.{secrets.token_hex(8)}.part")  # two processes may write one chunk
         try:
             private_files.make_folder(path.parent)
-            private_files.replace_file(path, content)
+            with private_files.open_new(part) as file:
+                file.write(content)
+            os.replace(part, path)
         except OSError as error:
             with suppress(OSError):
-                path.with_name(f"{path.name}.part").unlink(missing_ok=True)
+                part.unlink(missing_ok=True)
             self._note(f"features are not cached in {self.folder}: {error.strerror or first_line(error)}")
             return
         self._index().update({example: (path, at) for at, example in enumerate(hashes)})
@@ -105,6 +113,8 @@ class FeatureCache:
         if self._chunk_of is None:
             self._chunk_of = {}
             for path in sorted((self.folder / self.key).glob("*.safetensors")) if self.limit else ():
+                if not CHUNK_NAME.fullmatch(path.name):
+                    continue
                 try:
                     with safe_open(str(path), "np") as file:
                         content = file.get_tensor("hashes").tobytes()
@@ -124,7 +134,9 @@ class FeatureCache:
         except (SafetensorError, OSError):
             self._discard(path)
             return None
-        if checksum != _checksum(features, hashes):
+        is_complete = hashes.dtype == torch.uint8 and features.dtype == torch.float32 and features.ndim == 2
+        is_complete = is_complete and hashes.shape == (len(features) * HASH_SIZE,)
+        if not is_complete or checksum != _checksum(features, hashes):
             self._discard(path)
             return None
         return features
@@ -137,7 +149,7 @@ class FeatureCache:
     def _make_space(self, size: int) -> bool:
         """Delete the chunks used least recently until ``size`` bytes fit. Those of this backbone stay."""
         chunks = []
-        for path in self.folder.glob("*/*.safetensors"):
+        for path in self._own_files():
             with suppress(FileNotFoundError):  # deleted by another process meanwhile
                 status = path.stat()
                 chunks.append((status.st_mtime, status.st_size, path))
@@ -150,6 +162,13 @@ class FeatureCache:
                     path.unlink()
                     total -= bytes_of_chunk
         return total <= self.limit
+
+    def _own_files(self) -> Iterator[Path]:
+        """Return the files of all backbones, and no other files that happen to be in the folder."""
+        for path in self.folder.glob("*/*"):
+            is_own = CHUNK_NAME.fullmatch(path.name) or PART_NAME.fullmatch(path.name)
+            if is_own and FOLDER_NAME.fullmatch(path.parent.name):
+                yield path
 
     def _note(self, note: str) -> None:
         if note not in self.notes:
@@ -216,7 +235,7 @@ def example_hashes(inputs: torch.Tensor) -> list[bytes]:
     >>> first == third, first == second
     (True, False)
     """
-    rows = inputs.contiguous().view(len(inputs), -1).view(torch.uint8).numpy()
+    rows = inputs.contiguous().flatten(1).view(torch.uint8).numpy()
     return [hashlib.blake2b(row.data, digest_size=HASH_SIZE).digest() for row in rows]
 
 

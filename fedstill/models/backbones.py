@@ -5,8 +5,8 @@ conversion of a run's inputs into those of the pretrained network (:class:`Pixel
 network's output to one vector per example. :class:`ScaledHead` normalizes these vectors and applies a head,
 and :class:`BackboneWithHead` is the complete model, from pixels or token ids to logits.
 
-Nothing is downloaded here. Without ``weights`` the library of a backbone (timm, torchvision) looks for its
-own pretrained weights, as it is configured to do. No pickle is read.
+Nothing is downloaded, and no pickled object is read: weights are local files. The name of a backbone may come
+from the file of another person's student, so a name that timm would look up on a hub is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -35,6 +36,8 @@ from fedstill.models.hugging_face import LOAD_ERRORS, PADDING, import_transforme
 from fedstill.models.image_classifiers import RandomConv, Scattering, UnitNorm
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+NETWORK_NAME = re.compile(r"[A-Za-z0-9_.]+")  # in timm and torchvision; others may name a hub
+DESCRIPTIVE_KEYS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
 HEAD_NAMES = ("fc", "classifier", "heads", "head")  # of torchvision's networks
 EXPECTED = (
     "timm:NAME, torchvision:NAME, hf:FOLDER, a .onnx file, random-conv, scattering, or package.module:factory"
@@ -61,8 +64,8 @@ class Features(CheckedOptions):
     Empty: models take the data themselves."""
 
     weights: str = ""
-    """A local file of weights, .safetensors or a torch file of a plain state dict. Empty: the library's
-    pretrained weights."""
+    """A local file of weights, .safetensors or a torch file of a plain state dict. Needed for timm and
+    torchvision."""
 
     match: Literal["name", "order"] = "name"
     """name: weights are matched by name. order: in their order, for a file of the same network whose
@@ -102,6 +105,11 @@ class Features(CheckedOptions):
 
     def __bool__(self) -> bool:
         return bool(self.backbone)
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether the backbone is a custom factory, whose code is imported."""
+        return not self.backbone.endswith(".onnx") and self.backbone.partition(":")[0] not in BACKBONE_KINDS
 
 
 @dataclass(frozen=True)
@@ -249,7 +257,8 @@ class Backbone(nn.Module):
 
     Attributes:
         width: F, the number of features.
-        digest: hash of weights and preprocessing. Equal digests mean equal features, up to rounding.
+        digest: hash of weights, architecture and preprocessing. Equal digests mean equal features, up to
+            rounding. The code of a custom factory is not a part of it.
     """
 
     def __init__(
@@ -462,7 +471,11 @@ def _network(options: Features, raw: RawInputs) -> tuple[nn.Module, nn.Module, s
         return _fixed_filters(kind, name, raw), nn.Identity(), spec
     if kind in ("timm", "torchvision") and name:
         _require_images(spec, raw)
-        network, channels, mean, std = (_load_timm if kind == "timm" else _load_torchvision)(name, options)
+        if not NETWORK_NAME.fullmatch(name):
+            raise ArgumentError("features.backbone", spec, f"{kind}:NAME of letters, digits, _ and .")
+        if not options.weights:
+            raise ArgumentError("features.weights", "", f"a local file of weights for {spec}")
+        network, channels, mean, std = _load_timm(name) if kind == "timm" else _load_torchvision(name)
         return network, _conversion(options, raw, channels, mean, std), spec
     if kind == "hf" and name:
         return _load_hugging_face(name, options, raw)
@@ -507,24 +520,29 @@ def _fixed_filters(kind: str, width: str, raw: RawInputs) -> nn.Module:
     return nn.Sequential(*(layer for layer in layers if not isinstance(layer, UnitNorm)))
 
 
-def _load_timm(name: str, options: Features) -> tuple[nn.Module, int, tuple[float, ...], tuple[float, ...]]:
+def _load_timm(name: str) -> tuple[nn.Module, int, tuple[float, ...], tuple[float, ...]]:
+    """Return a network of timm with initial weights, its channels, mean and standard deviation."""
     with _installed("vision"):
         timm = importlib.import_module("timm")
     try:
-        network: Any = timm.create_model(name, pretrained=not options.weights, num_classes=0)
-    except USER_CODE_ERRORS as error:  # an unknown name, or weights that cannot be downloaded
+        network: Any = timm.create_model(name, pretrained=False, num_classes=0)
+    except USER_CODE_ERRORS as error:  # such as an unknown name
         raise ModelError(f"backbone timm:{name} cannot be loaded: {first_line(error)}") from error
     config = network.pretrained_cfg
     return network, config["input_size"][0], tuple(config["mean"]), tuple(config["std"])
 
 
-def _load_torchvision(
-    name: str, options: Features
-) -> tuple[nn.Module, int, tuple[float, ...], tuple[float, ...]]:
+def _load_torchvision(name: str) -> tuple[nn.Module, int, tuple[float, ...], tuple[float, ...]]:
+    """Return a classifier of torchvision without its head, as :func:`_load_timm` does.
+
+    Networks for detection and segmentation would download the weights of their own backbone.
+    """
     with _installed("vision"):
-        torchvision = importlib.import_module("torchvision")
+        models = importlib.import_module("torchvision").models
+    if name not in models.list_models(module=models):
+        raise ArgumentError("features.backbone", f"torchvision:{name}", "a classifier of torchvision.models")
     try:
-        network: Any = torchvision.models.get_model(name, weights=None if options.weights else "DEFAULT")
+        network: Any = models.get_model(name, weights=None)
     except USER_CODE_ERRORS as error:
         raise ModelError(f"backbone torchvision:{name} cannot be loaded: {first_line(error)}") from error
     for head in HEAD_NAMES:
@@ -544,7 +562,9 @@ def _load_hugging_face(where: str, options: Features, raw: RawInputs) -> tuple[n
         )
     except LOAD_ERRORS as error:
         raise ModelError(f"backbone {spec} cannot be loaded: {first_line(error)}") from error
-    name = f"hf:{type(model).__name__}"
+    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = {key: value for key, value in described.items() if key not in DESCRIPTIVE_KEYS}
+    name = f"hf:{type(model).__name__} {json.dumps(config, sort_keys=True)}"  # with heads, activation, ...
     if raw.vocabulary:
         known = int(getattr(model.config, "vocab_size", 0) or 0)
         if known < raw.vocabulary:
@@ -554,8 +574,8 @@ def _load_hugging_face(where: str, options: Features, raw: RawInputs) -> tuple[n
     mean, std = IMAGENET_MEAN, IMAGENET_STD
     preprocessor = folder / "preprocessor_config.json"
     if preprocessor.is_file():
-        config = json.loads(preprocessor.read_text(encoding="utf-8"))
-        mean, std = tuple(config.get("image_mean", mean)), tuple(config.get("image_std", std))
+        pixels = json.loads(preprocessor.read_text(encoding="utf-8"))
+        mean, std = tuple(pixels.get("image_mean", mean)), tuple(pixels.get("image_std", std))
     channels = int(getattr(model.config, "num_channels", 3))
     return ImageEncoder(model), _conversion(options, raw, channels, mean, std), name
 
@@ -565,13 +585,31 @@ def _load_onnx(path: str) -> tuple[OnnxEncoder, str]:
     if not file.is_file():
         raise ArgumentError("features.backbone", path, "an existing .onnx file")
     with _installed("onnx"):
-        runtime = importlib.import_module("onnxruntime")
+        runtime, onnx = importlib.import_module("onnxruntime"), importlib.import_module("onnx")
     content = file.read_bytes()
+    try:
+        has_external_data = _has_external_data(onnx.ModelProto.FromString(content))
+    except Exception as error:  # of protobuf, which is not imported here
+        raise ModelError(f"backbone {path} cannot be loaded: {first_line(error)}") from error
+    if has_external_data:  # of which the digest would not depend
+        raise ModelError(f"backbone {path}: has weights in other files (expected all in this file)")
     try:
         session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions have no common base
         raise ModelError(f"backbone {path} cannot be loaded: {first_line(error)}") from error
     return OnnxEncoder(session), f"onnx:{hashlib.sha256(content).hexdigest()}"
+
+
+def _has_external_data(part: Any) -> bool:
+    """Return whether a message of an ONNX file, or one within it, has its data in another file."""
+    if type(part).__name__ == "TensorProto":
+        return bool(part.data_location)  # 0: in this file
+    for _, value in part.ListFields():
+        inner = [value] if hasattr(value, "ListFields") else value
+        is_message = isinstance(inner, list) or hasattr(inner, "add")  # one, or a list of several
+        if is_message and any(map(_has_external_data, inner)):
+            return True
+    return False
 
 
 @contextmanager

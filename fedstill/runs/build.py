@@ -33,7 +33,6 @@ from fedstill.models.module_check import needs_two_examples
 from fedstill.models.predictors import URL_SCHEMES, Endpoint
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
-from fedstill.protocol.digests import digest
 from fedstill.protocol.method import Method
 from fedstill.protocol.needs import Needs, unmet_need
 from fedstill.runs.feature_space import FeatureSpace, on_features, to_feature_space
@@ -376,18 +375,9 @@ def prepare_data(spec: RunSpec, data: DataSet, *, progress: bool = False) -> Loa
         data.test,
         public,
         compute=Compute(spec.engine),
-        data_digest=digest_examples(parts),
         progress=progress,
     )
     return LoadedData(on_features(data, test), new_parts, public, space)
-
-
-def digest_examples(parts: Sequence[TensorData]) -> str:
-    """Return a digest of examples; equal digests mean equal bits."""
-    named = {f"inputs {k}": part.inputs for k, part in enumerate(parts)}
-    named |= {f"targets {k}": part.targets for k, part in enumerate(parts)}
-    named |= {f"groups {k}": part.groups for k, part in enumerate(parts) if part.groups is not None}
-    return digest("data", named)
 
 
 def build_setting(spec: RunSpec, loaded: LoadedData) -> Setting:

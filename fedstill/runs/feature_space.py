@@ -27,6 +27,7 @@ from fedstill.models.backbones import (
     batch_norm_moments,
     load_backbone,
 )
+from fedstill.runs.data_digests import digest_examples, digest_run_data
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,13 +39,15 @@ class FeatureSpace:
         backbone: maps the inputs of the data to features.
         scale: normalization of the features.
         data_digest: digest of the nodes' examples as they were before.
+        run_data_digest: digest of these, the test examples and the public data.
         notes: remarks for the result.
     """
 
     options: Features
     backbone: Backbone
     scale: FeatureScale
-    data_digest: str = ""
+    data_digest: str
+    run_data_digest: str
     notes: tuple[str, ...] = ()
 
     def to_record(self) -> dict[str, Any]:
@@ -98,7 +101,7 @@ class FeatureExtractor:
             public: features of public data ``(N, F)``, if there are some.
 
         Raises:
-            ArgumentError: there are none, or the backbone has no batch normalization.
+            ArgumentError: there are fewer than 2, or the backbone has no batch normalization.
         """
         normalize = self.options.normalize
         if normalize == "backbone":
@@ -109,6 +112,9 @@ class FeatureExtractor:
             expected = (
                 "none, example or backbone, as there are no public data of the form of the private data"
             )
+            raise ArgumentError("features.normalize", "public", expected)
+        if len(public) < 2:  # one has no deviation
+            expected = "2 public examples or more, or another normalization"
             raise ArgumentError("features.normalize", "public", expected)
         return FeatureScale(False, public.double().mean(0), public.double().std(0))
 
@@ -122,7 +128,6 @@ def to_feature_space(
     public: PublicData | None,
     *,
     compute: Compute,
-    data_digest: str = "",
     progress: bool = False,
 ) -> tuple[list[TensorData], TensorData, PublicData | None, FeatureSpace]:
     """Return the nodes' data, test data and public data with features as inputs, and the feature space.
@@ -135,12 +140,12 @@ def to_feature_space(
         test: test examples.
         public: public data, or None.
         compute: device.
-        data_digest: digest of the nodes' examples.
         progress: show a progress bar.
 
     Raises:
         FedstillError: the backbone cannot be loaded, or does not take the inputs.
     """
+    digests = digest_examples(parts), digest_run_data(parts, test, public)
     shared = [] if public is None else [public.inputs]
     inputs = [*shared, test.inputs, *(part.inputs for part in parts)]
     with ProgressBar(progress) as bars:
@@ -153,7 +158,7 @@ def to_feature_space(
         public = replace(public, inputs=features.pop(0))
     elif public_config.name == GAUSSIAN:
         public = gaussian_features(public_config, extract.backbone.width)
-    space = FeatureSpace(options, extract.backbone, scale, data_digest, tuple(extract.cache.notes))
+    space = FeatureSpace(options, extract.backbone, scale, *digests, tuple(extract.cache.notes))
     tested, *own = features
     new_parts = [replace(part, inputs=each) for part, each in zip(parts, own, strict=True)]
     return new_parts, replace(test, inputs=tested), public, space

@@ -41,12 +41,10 @@ from fedstill.node.protection import (
     require_unchanged_data,
     run_uncharged_preparation,
 )
-from fedstill.protocol.digests import chain_digest
 from fedstill.protocol.local_config import FULL_TRAINING, Span
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.needs import unmet_need
 from fedstill.protocol.node_side import NodeSetting
-from fedstill.protocol.run_plan import public_fingerprint
 from fedstill.runs.build import (
     Setting,
     build_setting,
@@ -54,10 +52,10 @@ from fedstill.runs.build import (
     check_networks,
     check_nodes,
     describe_run,
-    digest_examples,
     prepare_data,
     run_task,
 )
+from fedstill.runs.data_digests import digest_examples, digest_run_data
 from fedstill.runs.evaluation import Evaluation
 from fedstill.runs.results import collect_results
 from fedstill.runs.simulation_metrics import MeasuredSimulation
@@ -307,20 +305,25 @@ class Simulation(MeasuredSimulation):
 
     @cached_property
     def _data_digest(self) -> str:
-        """Digest of training, test and public data, to detect changes when a run is resumed."""
-        return chain_digest(
-            digest_examples([*self._private_data(), self.setting.test]), public_fingerprint(self.public)
-        )
+        """Digest of training, test and public data, to detect changes when a run is resumed.
+
+        With a backbone, it is of the data before features, whose last digits depend on batch and device.
+        """
+        if self.setting.feature_space is not None:
+            return self.setting.feature_space.run_data_digest
+        return digest_run_data(self._private_data(), self.setting.test, self.public)
 
     def _private_data(self) -> list[TensorData]:
         return [node.data for node in self.setting.nodes]
 
     def _architecture_and_file_hashes(self) -> dict[str, str]:
-        """Return fingerprints of the networks' architectures, and of files of models that can only
-        predict."""
+        """Return fingerprints of the networks' architectures, of files of models that can only predict, and
+        of the backbone."""
         fingerprints = {
             node.name: architecture_hash(node.model) + file_fingerprint(node.model) for node in self.nodes
         }
+        if self.setting.feature_space is not None:
+            fingerprints["the backbone"] = self.setting.feature_space.backbone.digest
         return fingerprints | {"student": architecture_hash(self.student)}
 
     def _close(self) -> None:

@@ -23,7 +23,6 @@ from fedstill.data.data_spec import DataSpec
 from fedstill.data.text_data import TextData
 from fedstill.models import MODELS, build
 from fedstill.models.backbones import (
-    BACKBONE_KINDS,
     Backbone,
     BackboneWithHead,
     Features,
@@ -39,6 +38,7 @@ from fedstill.tasks import Task
 FILE = "student.safetensors"
 FORMAT = "fedstill student 1"
 KEY = "fedstill"  # of the file's header
+LOCAL_OPTIONS = ("batch", "cache", "cache_gib")  # of features, which a file from elsewhere does not choose
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class StudentFile:
         spec: inputs, classes and normalization; None if unknown.
         words: tokenizer of texts, as in ``data.vocabulary``.
         features: backbone whose features the network takes; without one it takes the inputs themselves.
+            Its cache and batch size are not in the file.
         backbone_digest: digest of the backbone.
         width: number of its features.
     """
@@ -75,7 +76,7 @@ class StudentFile:
         }
         if self.features:
             metadata["features"] = {
-                **to_table(self.features),
+                **{key: value for key, value in to_table(self.features).items() if key not in LOCAL_OPTIONS},
                 "digest": self.backbone_digest,
                 "width": self.width,
             }
@@ -99,6 +100,8 @@ class StudentFile:
             table.pop("version")
             backbone = dict(table.pop("features", {}))
             digest, width = str(backbone.pop("digest", "")), int(backbone.pop("width", 0))
+            for local in LOCAL_OPTIONS:
+                backbone.pop(local, None)
             features = read_table(Features, backbone, "features.")
             spec = DataSpec.from_dict(table, tasks) if table else None
             return cls(model, spec, words, features, digest, width)
@@ -138,8 +141,7 @@ class StudentFile:
     def _backbone(self, custom: str) -> Backbone:
         """Load the backbone, and check that it is the one of the run."""
         name, spec = self.features.backbone, self.spec_or_error
-        kind = name.partition(":")[0]
-        if kind not in BACKBONE_KINDS and not name.endswith(".onnx") and name != custom:
+        if self.features.is_custom and name != custom:
             allowed = "one of fedstill's own; a custom one is imported for the folder of its run only"
             raise ArgumentError("the student's backbone", name, allowed)
         backbone = load_backbone(self.features, RawInputs(spec.shape, spec.mean, spec.std, spec.vocabulary))
@@ -244,14 +246,16 @@ def read(
     except (SafetensorError, OSError) as error:
         raise RunFolderError(f"cannot read {path}: {first_line(error)}") from error
     own: tuple[str, ...] = ()
-    custom_backbone = ""
+    run_features = Features()
     if folder is not None and (folder / "config.toml").exists():
         spec = load_toml(folder / "config.toml")  # also registers its plugin folders
         own = (spec.student.model, spec.task.registered_name)
-        custom_backbone = spec.features.backbone
+        run_features = spec.features
     about = StudentFile.parse(metadata, str(path), own[1:])
+    local = {name: getattr(run_features, name) for name in LOCAL_OPTIONS}  # the defaults for a file alone
+    about = replace(about, features=replace(about.features, **local))
     about.spec_or_error  # noqa: B018
-    network = about.network("" if model is None else model, "".join(own[:1]), custom_backbone)
+    network = about.network("" if model is None else model, "".join(own[:1]), run_features.backbone)
     try:
         (network.head if isinstance(network, BackboneWithHead) else network).load_state_dict(weights)
     except (RuntimeError, KeyError) as error:

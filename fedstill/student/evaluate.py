@@ -24,7 +24,8 @@ from fedstill.data.features import FeatureCache, compute_features
 from fedstill.data.loading import load
 from fedstill.data.new_data import EvaluationDataOptions, load_labeled
 from fedstill.models.backbones import BackboneWithHead
-from fedstill.runs.build import describe_cases, digest_examples, split_data
+from fedstill.runs.build import describe_cases, split_data
+from fedstill.runs.data_digests import digest_examples
 from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs_as_reloaded
 from fedstill.runs.results import input_hashes
 from fedstill.runs.spec import load_toml

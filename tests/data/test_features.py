@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from fedstill.data import features as cached_features
 from fedstill.data.features import FeatureCache, compute_features
@@ -106,14 +107,54 @@ def test_damaged_chunk_is_computed_again_with_one_note(
     )
 
 
+def test_chunk_with_fewer_features_than_hashes_is_computed_again(
+    tmp_path: Path, backbone: Backbone, x: torch.Tensor
+) -> None:
+    compute_features(backbone, x, cache(tmp_path, backbone))
+    (path,) = tmp_path.glob("*/*.safetensors")
+    tensors = {
+        "hashes": torch.tensor(list(b"".join(cached_features.example_hashes(x))), dtype=torch.uint8),
+        "features": torch.zeros(7, backbone.width),
+    }
+    path.write_bytes(save(tensors, {"checksum": cached_features._checksum(**tensors)}))
+    torch.testing.assert_close(compute_features(backbone, x, cache(tmp_path, backbone)), backbone(x))
+
+
+def test_two_processes_may_write_the_same_chunk(
+    tmp_path: Path, backbone: Backbone, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, first, second = os.replace, cache(tmp_path, backbone), cache(tmp_path, backbone)
+
+    def replace_after_another(part: Path, path: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        compute_features(backbone, x, second)
+        replace(part, path)
+
+    monkeypatch.setattr(os, "replace", replace_after_another)
+    compute_features(backbone, x, first)
+    assert first.notes == second.notes == []
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+
+
+def test_no_examples_have_no_features(tmp_path: Path, backbone: Backbone, x: torch.Tensor) -> None:
+    assert compute_features(backbone, x[:0], cache(tmp_path, backbone)).shape == (0, backbone.width)
+
+
+def test_features_of_a_custom_factory_are_not_cached(tmp_path: Path, x: torch.Tensor) -> None:
+    """Its code may change between two runs, and its digest would not."""
+    options = Features("tests.support.models:tiny_backbone", cache=str(tmp_path / "cache"))
+    custom = load_backbone(options, RAW)
+    compute_features(custom, x, FeatureCache.from_options(options, custom))
+    assert not (tmp_path / "cache").exists()
+
+
 def test_full_disk_loses_nothing(
     tmp_path: Path, backbone: Backbone, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, content: bytes) -> None:
-        path.with_name(f"{path.name}.part").write_bytes(content[:10])
+    def full(part: Path, path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(cached_features.private_files, "replace_file", full)
+    monkeypatch.setattr(os, "replace", full)
     monkeypatch.setattr(cached_features, "CHUNK", 20)
     unsaved = cache(tmp_path, backbone)
     torch.testing.assert_close(compute_features(backbone, x, unsaved), backbone(x))
@@ -135,6 +176,22 @@ def test_limit_deletes_features_of_other_backbones(
     used = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
     compute_features(backbone, x, cache(tmp_path, backbone, cache_gib=used / 2**30))
     assert [path.parent.name for path in tmp_path.rglob("*.safetensors")] == [f"{backbone.digest}-float32"]
+
+
+def test_limit_deletes_no_other_files(tmp_path: Path, backbone: Backbone, x: torch.Tensor) -> None:
+    name = "0123456789abcdef" * 2
+    others = [
+        "my-model/model.safetensors",
+        f"my-model/{name}.safetensors",
+        f"{name}-float32/model.safetensors",
+    ]
+    left = [f"{name}-float32/{name}.safetensors", f"{name}-float32/{name}.{name[:16]}.part"]
+    for path in (tmp_path / each for each in others + left):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(100_000))
+    compute_features(backbone, x, cache(tmp_path, backbone, cache_gib=100_000 / 2**30))
+    assert all((tmp_path / each).exists() for each in others)
+    assert not any((tmp_path / each).exists() for each in left)
 
 
 def test_cache_that_is_too_small_is_not_written(tmp_path: Path, backbone: Backbone, x: torch.Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import nn
 
 from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.core.seeds import seeded
+from fedstill.models import backbones
 from fedstill.models.backbones import (
     BackboneWithHead,
     Features,
@@ -103,6 +106,63 @@ def test_invalid_options_are_refused_in_one_line(options: Features, message: str
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("backbone", "weights", "option"),
+    [
+        ("timm:hf-hub:evil/x", "w.pt", "features.backbone"),
+        ("timm:local-dir:/tmp/x", "w.pt", "features.backbone"),
+        ("torchvision:../x", "w.pt", "features.backbone"),
+        ("timm:resnet18", "", "features.weights"),
+        ("torchvision:resnet18", "", "features.weights"),
+    ],
+)
+def test_no_library_is_asked_for_a_hub_or_its_own_weights(
+    monkeypatch: pytest.MonkeyPatch, backbone: str, weights: str, option: str
+) -> None:
+    monkeypatch.setattr(backbones.importlib, "import_module", lambda name: pytest.fail(f"imports {name}"))
+    with pytest.raises(ArgumentError, match=option):
+        load_backbone(Features(backbone, weights=weights), GRAY)
+
+
+class Library:
+    """Stands in for timm and torchvision: its pretrained weights cannot be asked for."""
+
+    def __init__(self) -> None:
+        self.models = self
+
+    def create_model(self, name: str, pretrained: bool, num_classes: int) -> nn.Module:
+        assert not pretrained
+        assert num_classes == 0
+        network: Any = nn.Sequential(nn.Conv2d(3, 4, 1))
+        network.pretrained_cfg = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3}
+        return network
+
+    def list_models(self, module: object) -> list[str]:
+        assert module is self
+        return ["resnet18"]
+
+    def get_model(self, name: str, weights: object) -> nn.Module:
+        assert weights is None
+        return nn.Sequential(nn.Conv2d(3, 4, 1))
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_networks_of_libraries_get_the_weights_of_a_local_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, Library())  # type: ignore[arg-type]
+    path, state = tmp_path / "w.pt", {"0.weight": torch.ones(4, 3, 1, 1), "0.bias": torch.ones(4)}
+    torch.save(state, path)
+    loaded = load_backbone(Features(f"{library}:resnet18", weights=str(path)), GRAY).network.state_dict()
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+
+
+def test_networks_that_download_their_own_backbone_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", Library())  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="a classifier of torchvision"):
+        load_backbone(Features("torchvision:fasterrcnn_resnet50_fpn", weights="w.pt"), GRAY)
+
+
 def test_inputs_that_the_backbone_cannot_take_are_refused() -> None:
     with pytest.raises(ModelError, match="cannot take inputs of 1 x 2 x 2"):
         load_backbone(Features("tests.support.models:needs_large_images"), RawInputs((1, 2, 2)))
@@ -123,8 +183,9 @@ def test_digest_depends_on_preprocessing_and_not_on_precision() -> None:
     assert len(set(digests)) == 4
 
 
-def test_onnx_graph_is_a_backbone(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
+def onnx_model() -> Any:
+    """A graph whose features are 0 to 7 times the average pixel."""
+    pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper
 
     weights = np.arange(8, dtype=np.float32).reshape(8, 1, 1, 1)
@@ -140,11 +201,38 @@ def test_onnx_graph_is_a_backbone(tmp_path: Path) -> None:
         [info("features", TensorProto.FLOAT, ["B", 8, 1, 1])],
         [numpy_helper.from_array(weights, "W")],
     )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+
+def test_onnx_graph_is_a_backbone(tmp_path: Path) -> None:
     path = tmp_path / "backbone.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    path.write_bytes(onnx_model().SerializeToString())
     backbone = load_backbone(Features(str(path)), GRAY)
     x = images(3)
     torch.testing.assert_close(backbone(x), x.mean((1, 2, 3)).unsqueeze(1) * torch.arange(8.0))
+
+
+def test_onnx_graph_with_weights_in_another_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest would not depend on them."""
+    onnx = pytest.importorskip("onnx")
+    monkeypatch.chdir(tmp_path)  # where onnxruntime looks for the other file
+    onnx.save_model(onnx_model(), "b.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    with pytest.raises(ModelError, match="weights in other files"):
+        load_backbone(Features("b.onnx"), GRAY)
+
+
+def test_digest_of_an_encoder_depends_on_its_configuration_but_not_on_versions(tmp_path: Path) -> None:
+    words, file = save_tiny_encoder(tmp_path), tmp_path / "config.json"
+    config, digests = json.loads(file.read_text()), []
+    changes: list[dict[str, Any]] = [{}, {"transformers_version": "0"}]
+    changes += [{"num_attention_heads": 4}, {"hidden_act": "relu"}, {"pad_token_id": 1}]
+    for change in changes:
+        file.write_text(json.dumps({**config, **change}))
+        digests.append(load_backbone(Features(f"hf:{tmp_path}"), RawInputs((6,), vocabulary=words)).digest)
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 4
 
 
 def test_sentence_encoder_averages_over_tokens_and_ignores_padding(tmp_path: Path) -> None:

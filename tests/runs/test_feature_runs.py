@@ -8,17 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import fedstill
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, ModelError, RunFolderError
+from fedstill.core.errors import ArgumentError, DataError, ModelError, RunFolderError
 from fedstill.data.loading import load
 from fedstill.models import MLP
 from fedstill.models.backbones import Backbone, BackboneWithHead
 from fedstill.runs import run
 from fedstill.runs.offline import build_offline_queries
+from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
 from fedstill.student.evaluate import evaluate
+from tests.support.models import tiny_backbone
 from tests.support.runs import FEDKD, SGD, config
 
 BACKBONE = "tests.support.models:tiny_backbone"
@@ -57,6 +61,33 @@ def test_loaded_student_takes_pixels_and_reaches_the_metric_of_its_run(
     assert evaluated["metrics"]["accuracy"] == result["accuracy"]
     assert evaluated["seen"]["examples"] == 0
     assert result["features"]["features"] == result["data"]["shape"][0] == 128
+
+
+def test_student_from_elsewhere_does_not_choose_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    start(features_config(tmp_path), tmp_path / "run")
+    path = tmp_path / "run" / "student.safetensors"
+    with safe_open(str(path), "pt") as file:
+        about = json.loads(file.metadata()["fedstill"])
+    assert not {"batch", "cache", "cache_gib"} & about["features"].keys()
+    name = "0123456789abcdef" * 2
+    file_of_user = tmp_path / "user" / f"{name}-float32" / f"{name}.safetensors"
+    file_of_user.parent.mkdir(parents=True)
+    file_of_user.write_bytes(b"x")
+    about["features"] |= {"batch": 10**9, "cache": str(tmp_path / "user"), "cache_gib": 1e-9}
+    save_file(load_file(path), tmp_path / "sent.safetensors", {"fedstill": json.dumps(about)})
+    evaluate(tmp_path / "sent.safetensors", "digits")
+    assert [each for each in (tmp_path / "user").rglob("*") if each.is_file()] == [file_of_user]
+    assert list((tmp_path / "own" / "fedstill" / "features").glob("*/*.safetensors"))
+
+
+def test_evaluation_of_a_run_uses_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
+    start(features_config(tmp_path, features={"cache_gib": 0.0}), tmp_path / "run")
+    evaluate(tmp_path / "run", "digits")
+    assert not (tmp_path / "default").exists()
 
 
 def test_custom_backbone_of_a_run_is_loaded_for_its_folder_only(tmp_path: Path) -> None:
@@ -160,6 +191,37 @@ def test_resumed_run_keeps_its_backbone(tmp_path: Path) -> None:
         run.run_or_resume(
             features_config(tmp_path, "random-conv:4"), tmp_path / "run", command="", progress=False
         )
+
+
+def test_resume_compares_the_data_before_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another batch or device changes the last digits of features, which is no change of the data."""
+    spec = features_config(tmp_path, features={"cache_gib": 0.0})
+    begun, forward = build_simulation(spec)[0], Backbone.forward
+    state = begun._node_state()
+    monkeypatch.setattr(Backbone, "forward", lambda self, x: forward(self, x) * (1 + 1e-6))
+    again, _ = build_simulation(spec)
+    assert not torch.equal(again.setting.test.inputs, begun.setting.test.inputs)
+    again._prepare_nodes(state)
+    changed, _ = build_simulation(features_config(tmp_path, seed=1))
+    with pytest.raises(DataError, match=r"^the data have changed"):
+        changed._prepare_nodes(state)
+
+
+def test_resume_detects_another_backbone(tmp_path: Path) -> None:
+    """The weights in a file may have changed, with equal shapes."""
+    state = build_simulation(features_config(tmp_path, BACKBONE))[0]._node_state()
+    path = tmp_path / "w.pt"
+    torch.save({name: tensor + 1 for name, tensor in tiny_backbone((1,)).state_dict().items()}, path)
+    changed, _ = build_simulation(features_config(tmp_path, BACKBONE, features={"weights": str(path)}))
+    with pytest.raises(ModelError, match=r"^the backbone: the model has changed"):
+        changed._prepare_nodes(state)
+
+
+def test_moments_of_one_public_example_are_refused(tmp_path: Path) -> None:
+    public = {"name": "noise", "limit": 1}
+    spec = features_config(tmp_path, features={"normalize": "public"}, public=public)
+    with pytest.raises(ArgumentError, match="2 public examples or more"):
+        build_simulation(spec)
 
 
 def test_python_student_takes_images(tmp_path: Path) -> None:
