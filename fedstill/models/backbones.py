@@ -68,8 +68,8 @@ class Features(CheckedOptions):
     torchvision."""
 
     match: Literal["name", "order"] = "name"
-    """name: weights are matched by name. order: in their order, for a file of the same network whose
-    parameters have other names; all shapes must agree."""
+    """Match weights by name, or in their order, for a file of the same network whose parameters have other
+    names; all shapes must agree."""
 
     size: NonNegativeInt = 0
     """Height and width to which images are resized; 0: as the data are."""
