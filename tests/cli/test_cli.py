@@ -102,13 +102,15 @@ def test_overview_has_examples_and_every_command_in_30_lines(command: Main, word
     assert re.findall(r"^  fedstill (\w+)", out, re.MULTILINE) == ["run", "compare", "attack"]
 
 
-def test_help_of_each_command(command: Main, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+def test_help_of_each_command(golden: Golden) -> None:
+    """In processes of their own: what other tests register or print has no influence."""
     pages = []
-    monkeypatch.setenv("COLUMNS", "100")
+    environment = {**os.environ, "COLUMNS": "100"}
     for words in ("", *COMMANDS):
-        code, out, err = command(*words.split(), "--help")
-        assert (code, err) == (0, ""), words
-        pages.append(f"$ fedstill {words} --help\n{out}")
+        call = [sys.executable, "-m", "fedstill", *words.split(), "--help"]
+        done = subprocess.run(call, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), words
+        pages.append(f"$ fedstill {words} --help\n{done.stdout}")
     golden("help", "\n".join(pages))
 
 
