@@ -15,7 +15,8 @@ from fedstill.core.errors import ArgumentError
 from fedstill.protocol.method import METHODS, method_name
 
 ROOT = Path(fedstill.__file__).parent
-ENTRIES = ("fedstill", "fedstill.__main__", "fedstill.cli.main")  # the library, `python -m`, the command
+# The library, `python -m`, the command, and the pages that tools/reproduction_pages.py writes.
+ENTRIES = ("fedstill", "fedstill.__main__", "fedstill.cli.main", "fedstill.report.reproduction_pages")
 
 
 def texts(source: str) -> Iterator[str]:
