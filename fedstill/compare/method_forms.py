@@ -36,7 +36,7 @@ class MethodForm(CheckedOptions):
     form: FormName
     """printed, published (as the authors' published code), or fedstill."""
     differs: str = ""
-    """How it differs from the print: options with their values, the printed ones in brackets."""
+    """Differences from the print: options with their values, the printed ones in brackets."""
 
     @property
     def title(self) -> str:

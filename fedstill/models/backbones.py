@@ -32,6 +32,7 @@ from fedstill.core.options import CheckedOptions, NonNegativeInt, PositiveInt
 from fedstill.core.registry import USER_CODE_ERRORS, Registry, first_line, is_object_path
 from fedstill.core.seeds import seeded
 from fedstill.core.text_format import format_shape
+from fedstill.models.custom_model import read_weights
 from fedstill.models.hugging_face import LOAD_ERRORS, PADDING, import_transformers, swap_padding
 from fedstill.models.image_classifiers import RandomConv, Scattering, UnitNorm
 
@@ -64,12 +65,7 @@ class Features(CheckedOptions):
     Empty: models take the data themselves."""
 
     weights: str = ""
-    """A local file of weights, .safetensors or a torch file of a plain state dict. Needed for timm and
-    torchvision."""
-
-    match: Literal["name", "order"] = "name"
-    """Match weights by name, or in their order, for a file of the same network whose parameters have other
-    names; all shapes must agree."""
+    """A local .safetensors file of weights. Needed for timm and torchvision."""
 
     size: NonNegativeInt = 0
     """Height and width to which images are resized; 0: as the data are."""
@@ -108,7 +104,7 @@ class Features(CheckedOptions):
 
     @property
     def is_custom(self) -> bool:
-        """Whether the backbone is a custom factory, whose code is imported."""
+        """True if the backbone is a custom factory, whose code is imported."""
         return not self.backbone.endswith(".onnx") and self.backbone.partition(":")[0] not in BACKBONE_KINDS
 
 
@@ -627,7 +623,7 @@ def _load_weights(network: nn.Module, options: Features) -> None:
 
     Raises:
         ArgumentError: there is no such file, or the backbone has no weights to replace.
-        ModelError: the file is not a state dict, or does not fit.
+        ModelError: the file is not a safetensors file, or does not fit.
     """
     file = Path(options.weights).expanduser()
     fixed = options.backbone.startswith(("random-conv", "scattering"))
@@ -635,39 +631,13 @@ def _load_weights(network: nn.Module, options: Features) -> None:
         raise ArgumentError("features.weights", options.weights, f"none with {options.backbone}")
     if not file.is_file():
         raise ArgumentError("features.weights", options.weights, "an existing file")
-    try:
-        if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            loaded: Any = load_file(file)
-        else:
-            loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # of the two libraries and of the unpickler that refuses objects
-        raise ModelError(f"{file}: no state dict of tensors ({type(error).__name__})") from error
-    if not isinstance(loaded, dict) or not all(isinstance(each, torch.Tensor) for each in loaded.values()):
-        raise ModelError(f"{file}: no state dict of tensors")
+    loaded = read_weights(file, "features.weights")
     own = network.state_dict()
-    in_order = _matched_by_order(own, loaded)
-    if options.match == "order":
-        if in_order is None:
-            raise ModelError(f"{file}: shapes differ from those of {options.backbone}, in their order")
-        network.load_state_dict(in_order)
-        return
     missing = [name for name in own if name not in loaded or loaded[name].shape != own[name].shape]
     if missing:
-        advice = "; all shapes agree in their order, so features.match = 'order' would fit" * bool(in_order)
         problem = f"{missing[0]!r} and {len(missing) - 1} others" if missing[1:] else repr(missing[0])
-        raise ModelError(f"{file}: lacks {problem} of {options.backbone}, or has other shapes{advice}")
+        raise ModelError(f"{file}: lacks {problem} of {options.backbone}, or has other shapes")
     network.load_state_dict({name: loaded[name] for name in own})  # it may also hold a classifier's head
-
-
-def _matched_by_order(
-    own: Mapping[str, torch.Tensor], loaded: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor] | None:
-    values = list(loaded.values())[: len(own)]  # what follows is a classifier's head
-    if [each.shape for each in values] != [each.shape for each in own.values()]:
-        return None
-    return dict(zip(own, values, strict=True))
 
 
 def _native_precision(device: str) -> Literal["float32", "bfloat16"]:

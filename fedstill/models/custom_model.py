@@ -192,16 +192,14 @@ def _load_weights(model: nn.Module, path: Path) -> None:
     model.load_state_dict(weights)
 
 
-def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a safetensors file."""
+def read_weights(path: Path, option: str = "model.weights") -> dict[str, torch.Tensor]:
+    """Return the tensors of a safetensors file, which an option names."""
     if not path.is_file():
-        raise ModelError(f"file not found: {path} (model.weights)")
+        raise ModelError(f"file not found: {path} ({option})")
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(
-            f"model.weights {path.name!r} is not a safetensors file: {first_line(error)}"
-        ) from error
+        raise ModelError(f"{option} {path.name!r} is not a safetensors file: {first_line(error)}") from error
 
 
 def _describe_tensor(tensor: torch.Tensor) -> str:

@@ -77,7 +77,7 @@ class Attempts:
 
 @dataclass
 class Model:
-    """What an accountant who sees everything would have charged."""
+    """Charges by an accountant who sees everything."""
 
     attempts: dict[Any, Attempts] = field(default_factory=dict)  # by history and query
     releases: dict[Any, tuple[bytes, ...] | None] = field(default_factory=dict)  # None: charged, not seen

@@ -107,13 +107,13 @@ def test_other_splits_and_seeds_compute_no_features(tmp_path: Path, monkeypatch:
 
 
 def test_changed_weights_are_refused_when_the_student_is_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "w.pt"
+    path = tmp_path / "w.safetensors"
     state = fedstill.models.backbones.load_backbone(
         fedstill.Features(BACKBONE), fedstill.models.backbones.RawInputs((1, 8, 8))
     ).network.state_dict()
-    torch.save(state, path)
+    save_file(state, path)
     start(features_config(tmp_path, BACKBONE, features={"weights": str(path)}), tmp_path / "run")
-    torch.save({name: tensor + 1 for name, tensor in state.items()}, path)
+    save_file({name: tensor + 1 for name, tensor in state.items()}, path)
     with pytest.raises(ModelError, match="differs from the one of the run"):
         fedstill.load(tmp_path / "run")
 
@@ -210,8 +210,8 @@ def test_resume_compares_the_data_before_features(tmp_path: Path, monkeypatch: p
 def test_resume_detects_another_backbone(tmp_path: Path) -> None:
     """The weights in a file may have changed, with equal shapes."""
     state = build_simulation(features_config(tmp_path, BACKBONE))[0]._node_state()
-    path = tmp_path / "w.pt"
-    torch.save({name: tensor + 1 for name, tensor in tiny_backbone((1,)).state_dict().items()}, path)
+    path = tmp_path / "w.safetensors"
+    save_file({name: tensor + 1 for name, tensor in tiny_backbone((1,)).state_dict().items()}, path)
     changed, _ = build_simulation(features_config(tmp_path, BACKBONE, features={"weights": str(path)}))
     with pytest.raises(ModelError, match=r"^the backbone: the model has changed"):
         changed._prepare_nodes(state)
