@@ -15,8 +15,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.protocol.method import METHODS, method_name
 
 ROOT = Path(fedstill.__file__).parent
-# The library, `python -m`, the command, and the pages that tools/reproduction_pages.py writes.
-ENTRIES = ("fedstill", "fedstill.__main__", "fedstill.cli.main", "fedstill.report.reproduction_pages")
+ENTRIES = ("fedstill", "fedstill.__main__", "fedstill.cli.main")  # the library, `python -m`, the command
 
 
 def texts(source: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from fedstill.compare.comparison import ComparisonRun
 from fedstill.compare.method_forms import EVERY_METHOD
 from fedstill.compare.reproduction import NOT_AT_THIS_SCALE, reproductions
 from fedstill.report.comparison_tables import reproduction_markdown
-from fedstill.report.reproduction_pages import page, with_summary
 from fedstill.runs import spec
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +21,8 @@ DOCS = ROOT / "docs"
 ENTRIES = {entry.name: entry for entry in reproductions()}
 RECORDED = {name: entry for name, entry in ENTRIES.items() if entry.record() is not None}
 PRESETS = ROOT / "experiments" / "presets"
+TOOL = runpy.run_path(str(ROOT / "tools" / "reproduction_pages.py"))
+page, with_summary = TOOL["page"], TOOL["with_summary"]
 
 pytestmark = pytest.mark.skipif(not (DOCS / "conf.py").exists(), reason="without the docs")
 
