@@ -103,7 +103,7 @@ def test_no_tensor_of_a_method_is_known_by_name() -> None:
     # document has keys of its own.
     others = ("mechanism_audits.py", "approvals.py")
     # Roles, and keys of files, results and batches.
-    tensors -= {"critic", "inputs", "targets", "round", "view"}
+    tensors -= {"critic", "features", "inputs", "targets", "round", "view"}
     packages = ("node", "federation", "privacy", "protocol", "runs", "attacks")
     paths = [path for path in elsewhere() if path.relative_to(PACKAGE).parts[0] in packages]
     paths = [path for path in paths if path.name not in others]
