@@ -31,7 +31,7 @@ from fedstill.report import write_report
 from fedstill.report.comparison_page import write_comparison
 from fedstill.report.comparison_records import summarize
 from fedstill.runs import run, spec
-from tests.support.processes import Command
+from tests.support.processes import PATIENCE, Command
 
 QUICK: Mapping[str, Any] = {
     "split.nodes": 2,
@@ -411,7 +411,7 @@ def start(folder: Path, words: list[str]) -> Command:
 def run_until_killed(folder: Path, words: list[str], sign: Path) -> None:
     """Run a command until a file is there, then kill it."""
     process = start(folder, words)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not sign.exists():
         assert process.runs, "it ended before the kill"
         assert time.monotonic() < deadline
