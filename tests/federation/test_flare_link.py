@@ -62,7 +62,7 @@ def test_converts_flare_errors(fails: Exception, kind: type[FedstillError], line
 
 
 def test_node_missing_at_start_is_unreachable() -> None:
-    with pytest.raises(Unreachable, match="not connected when this part of the run began"):
+    with pytest.raises(Unreachable, match="not connected"):
         FlareLink([Client("node-0", b"")], ["node-1"]).call("node-1", b"", 1.0)
 
 
@@ -85,7 +85,7 @@ def test_does_not_wait_for_dropped_node() -> None:
 
     threading.Thread(target=drop, daemon=True).start()
     start = time.monotonic()
-    with pytest.raises(Unreachable, match="its process for this run has ended"):
+    with pytest.raises(Unreachable, match="has ended"):
         link.call("node-0", b"", 60.0)
     assert time.monotonic() - start < 30
     with pytest.raises(Unreachable):

@@ -210,7 +210,7 @@ def test_reports_flare_provisioning_errors(
         return made
 
     monkeypatch.setattr("nvflare.lighter.provisioner.Provisioner.provision", failing)
-    with pytest.raises(DeployError, match=r"^FLARE could not create the kits: Unable to sign$"):
+    with pytest.raises(DeployError, match=r"Unable to sign$"):
         provision.provision(tmp_path / "federation", "localhost", NODES)
 
 
@@ -236,7 +236,7 @@ def test_renews_certificates(kits: Path) -> None:
     assert {(item.not_valid_after_utc - item.not_valid_before_utc).days for item in first} == {360}
 
     provision.add_nodes(kits, ["west"])
-    with pytest.raises(DeployError, match="nodes/east exists already"):
+    with pytest.raises(DeployError, match="nodes/east exists"):
         provision.add_nodes(kits, ["east"])
     shutil.rmtree(kits / "nodes/east")
     provision.add_nodes(kits, ["east"])
@@ -256,7 +256,7 @@ def test_rejects_kit_with_foreign_certificate(kits: Path, tmp_path: Path) -> Non
     kit = tmp_path / "owner/kit"
     shutil.copytree(tmp_path / "other/nodes/north", kit)
     shutil.copy(kits / "nodes/north/startup/rootCA.pem", kit / "startup")
-    with pytest.raises(DeployError, match=r"not issued by the authority in rootCA\.pem"):
+    with pytest.raises(DeployError, match=r"rootCA\.pem"):
         flare_site.start(flare_site.node(kit.parent))
 
 
@@ -323,7 +323,7 @@ def test_command_prints_kit_instructions(tmp_path: Path, capsys: pytest.CaptureF
     assert "does not run" in capsys.readouterr().out
     server_command("stop", str(folder))
     assert "did not run" in capsys.readouterr().out
-    with pytest.raises(DeployError, match="does not run on this machine"):
+    with pytest.raises(DeployError, match="this machine"):
         server_command("revoke", str(folder), "east")
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
@@ -371,19 +371,19 @@ def test_stop_spares_other_processes(tmp_path: Path) -> None:
 
 def test_missing_flare_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvflare", None)
-    with pytest.raises(DeployError, match=r"pip install 'fedstill\[flare\]'"):
+    with pytest.raises(DeployError, match=r"'fedstill\[flare\]'"):
         provision.provision(tmp_path / "new", "localhost", NODES)
 
 
 def test_unreachable_server_is_reported(kits: Path, tmp_path: Path) -> None:
-    with pytest.raises(DeployError, match="no answer from the server at localhost"):
+    with pytest.raises(DeployError, match="server at localhost"):
         Admin(kits / "admin", 0.2)
-    with pytest.raises(DeployError, match="is no admin's startup kit"):
+    with pytest.raises(DeployError, match="no admin's"):
         Admin(tmp_path)
     kit = tmp_path / "kit"
     shutil.copytree(kits / "admin", kit)
     _edit(kit / "startup/fed_admin.json", '"host": "localhost"', '"host": "nowhere.invalid"')
-    with pytest.raises(DeployError, match=r"no machine has the name 'nowhere\.invalid'"):
+    with pytest.raises(DeployError, match=r"'nowhere\.invalid'"):
         Admin(kit, 0.2)
 
 
@@ -584,7 +584,7 @@ def test_job_process_refuses_inspection(tmp_path: Path) -> None:
         assert call(CellChannel.CLIENT_COMMAND, "abort") == ReturnCode.OK
         assert topics == ["abort"]
         assert any("configure_job_log" in event["reason"] for event in security_events(tmp_path / "north"))
-        with pytest.raises(DeployError, match="none would be guarded"):
+        with pytest.raises(DeployError, match="guarded"):
             install_job_request_filter("south", tmp_path / "north")
     finally:
         for cell in (job, server):
@@ -676,12 +676,12 @@ def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
 
     provision.require_minimal_kit(StartupKit(tmp_path / "kit"))
     (local / "custom").mkdir()
-    with pytest.raises(DeployError, match="custom: a node accepts no code"):
+    with pytest.raises(DeployError, match=r"custom: .*no code"):
         flare_site.run(here)
     (local / "custom").rmdir()
     config = tmp_path / "kit" / "startup" / "fed_client.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "components": [evil]}))
-    with pytest.raises(DeployError, match=r"fed_client\.json has components \(expected"):
+    with pytest.raises(DeployError, match=r"fed_client\.json has components"):
         flare_site.start(flare_site.node(tmp_path))
 
 
@@ -791,7 +791,7 @@ def test_stop_ends_all_processes(federation: Federation) -> None:
         until(lambda: "retrying every 10 s" in log(federation, "east"))
         assert flare_site.stop(flare_site.node(federation.node("east")))
         assert time.monotonic() - begin < 300
-        with pytest.raises(DeployError, match="cannot be reached any more"):
+        with pytest.raises(DeployError, match="be reached"):
             admin.nodes()
     assert _processes(federation.folder) == []
     assert flare_site.process_id(flare_site.server(federation.folder)) is None
