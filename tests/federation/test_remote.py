@@ -37,6 +37,7 @@ from fedstill.protocol.method import METHODS
 from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan
 from fedstill.protocol.wire_format import pack, unpack
+from fedstill.runs.simulation import build_simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
 from tests.support.audit_logs import total_charged
 from tests.support.links import Away, Loopback, Serve, here, tiny
@@ -120,17 +121,20 @@ def test_remote_run_has_no_node_data(tmp_path: Path) -> None:
         Away(tiny("centralized"), tmp_path).live().run()
 
 
+@pytest.mark.usefixtures("steady_adam")
 def test_compressed_wire_formats_are_close_to_float32(tmp_path: Path) -> None:
-    options = {"steps": 40, "student": {"steps": 4, "batch": 64, "memory": 640}}
+    """For a few steps, until small differences have grown to other images."""
+    options = {"steps": 4, "student": {"steps": 4, "batch": 64, "memory": 640}}
     short = tiny("fediod", options, inputs="int8", gradients="int8")
+    begun = to_vector(build_simulation(short)[0].student).clone()
     experiment, metrics = here(short)
     live = Away(short, tmp_path).live()
     result = live.run()
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert result["bytes"] == metrics["bytes"]
     whole, of_whole = here(tiny("fediod", options))
-    assert result["accuracy"] == pytest.approx(of_whole["accuracy"], abs=10)
-    assert not torch.equal(to_vector(whole.student), to_vector(experiment.student))
+    moved, difference = (to_vector(whole.student) - other for other in (begun, to_vector(experiment.student)))
+    assert 0 < difference.norm() < 0.3 * moved.norm()
     ratio = (64 + 4) / (64 * 4)  # each input of 64 numbers has a scale of 4 bytes in addition to 64 of one
     for kind, way in (("inputs", "down"), ("gradients", "up")):
         assert result["bytes"]["by_kind"][kind][way] == ratio * of_whole["bytes"]["by_kind"][kind][way]

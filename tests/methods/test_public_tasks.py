@@ -119,6 +119,7 @@ METHODS = (
 )
 
 
+@pytest.mark.usefixtures("steady_adam")
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("method", METHODS, ids=method_name)
 def test_each_method_runs_each_task_on_both_engines_alike(name: str, method: Any) -> None:

@@ -51,6 +51,7 @@ def test_methods_learn_tables(tmp_path: Path, method: str, model: str, options: 
     assert accuracy > 75, "chance is 40"
 
 
+@pytest.mark.usefixtures("steady_adam")
 @pytest.mark.parametrize("method", ["fedavg", "fediod"])
 def test_one_by_one_equals_stacked(tmp_path: Path, method: str) -> None:
     steps = ("--method.steps", "20") if method == "fediod" else ("--method.rounds", "3")
