@@ -1,8 +1,8 @@
 """Every rule of a node's owner at every layer that enforces it: one table, with numbers worked out by hand.
 
-The layers are a node of a simulation, a node behind messages whose server asks on when it was told that it
-will be refused, and a node that answers a file of queries. The run is the same everywhere: FedKD asks once
-for label counts and twice for the logits of eight public images, three queries in all.
+The layers are a node of a simulation, a node behind messages whose server sends its queries although it knows
+that they will be refused, and a node that answers a file of queries. The run is the same everywhere: FedKD
+asks once for label counts and twice for the logits of eight public images, three queries in all.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ RULES = {
     "max_disk": Rule({"max_disk": 1}, {"max_disk": 10_000_000}, at_a_node("max_disk: 1")),
     "min_nodes": Rule(
         {"min_nodes": 3}, {"min_nodes": 0}, {"messages": (0, "min_nodes: 3, and ")}
-    ),  # a file does not say with how many nodes a run goes on
+    ),  # a file does not state the number of nodes
 }
 
 
