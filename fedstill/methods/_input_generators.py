@@ -30,7 +30,7 @@ from fedstill.methods import (
     set_lr,
     torch_generator,
 )
-from fedstill.models.gan import Generator, TableGenerator
+from fedstill.models.gan import Generator, NoisyFeatureGenerator, TableGenerator
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.tasks import Task
 
@@ -149,9 +149,8 @@ class InputGenerator(CheckedOptions):
 
     def source(self, server: Server) -> InputSource:
         """Return the source of the generator's arguments."""
-        return NoiseSource(
-            self.noise, server.seed, server.device, server.task.classes if self.takes_labels else 0
-        )
+        size = self.noise + (server.shape[0] if server.feature_normalization else 0)
+        return NoiseSource(size, server.seed, server.device, server.task.classes if self.takes_labels else 0)
 
     def network(self, server: Server) -> nn.Module:
         """Return the network G.
@@ -160,6 +159,9 @@ class InputGenerator(CheckedOptions):
             ArgumentError: rows of a table without their columns.
         """
         size = self.noise + (server.task.classes if self.takes_labels else 0)
+        if server.feature_normalization:
+            per_example = server.feature_normalization == "example"
+            return NoisyFeatureGenerator(size, *server.shape, self.width, per_example=per_example)
         if server.task.form == "rows":
             if not server.schema:
                 expected = (

@@ -42,6 +42,8 @@ class Server:
         architectures: names of the nodes of each architecture, with a network of it in its initial state, for
             methods with one student for each architecture.
         schema: columns of a table; empty for other inputs.
+        feature_normalization: if the inputs are features of a backbone, their normalization
+            (``features.normalize``); empty for other inputs.
 
     Attributes:
         completed_steps: number of completed steps.
@@ -65,6 +67,7 @@ class Server:
     public: PublicData | None = None
     architectures: tuple[tuple[tuple[str, ...], nn.Module], ...] = ()
     schema: TableSchema = NO_SCHEMA
+    feature_normalization: str = ""
     completed_steps: int = field(default=0, init=False)
     state: Any = field(init=False)
 

@@ -265,6 +265,35 @@ class FeatureGenerator(nn.Sequential):
             return f
 
 
+class NoisyFeatureGenerator(nn.Module):
+    """Generate features as noise that a network moves: x = e + G(w), for noise ``[e; w]``.
+
+    Without e the features would fill a subspace with as many dimensions as w at most, and a student would learn
+    nothing about the others.
+
+    Args:
+        noise: values in w.
+        features: F, values in a vector, and in e.
+        width: width of the hidden layers of G.
+        per_example: normalize each vector to mean 0 and variance 1.
+
+    Example:
+        >>> NoisyFeatureGenerator(noise=4, features=8, width=16)(torch.randn(2, 12)).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(self, noise: int, features: int, width: int, *, per_example: bool = False) -> None:
+        super().__init__()
+        self.features, self.per_example = features, per_example
+        self.body = FeatureGenerator(noise, 0, features, width)
+
+    def forward(self, e_w: torch.Tensor) -> torch.Tensor:
+        """Map noise ``(B, F + noise)`` to features ``(B, F)``."""
+        e, w = e_w[:, : self.features], e_w[:, self.features :]
+        x = e + self.body(w)
+        return F.layer_norm(x, x.shape[1:]) if self.per_example else x
+
+
 class FeatureCritic(nn.Sequential):
     """Map ``[f; one-hot y]`` (B, features + classes) to one value (B, 1), high for real features.
 

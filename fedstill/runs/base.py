@@ -82,6 +82,7 @@ class Run(Loop):
 
     def _make_server(self, federation: AnyFederation, student: torch.nn.Module, kinds: Any) -> Server:
         """Create the server in its initial state, without sending queries."""
+        space = self.setting.feature_space
         return Server(
             self.method,
             federation=federation,
@@ -96,6 +97,7 @@ class Run(Loop):
             public=self.public,
             architectures=kinds,
             schema=self.setting.schema,
+            feature_normalization="" if space is None else space.options.normalize,
         )
 
     def progress_info(self) -> dict[str, str]:
