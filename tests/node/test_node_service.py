@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import logging
 import shutil
 import time
@@ -758,6 +759,25 @@ def test_library_errors_stay_in_owners_log(
         "query": "predict_logits",
     }
     assert "patient 4711" in caplog.text
+
+
+class Patient4711(OSError):
+    """A type of the owner's code; its name, and attributes as those of a refusal, may be private."""
+
+    rule, number = "patient 4711", object()
+
+
+@pytest.mark.parametrize("error", [Patient4711(), Patient4711(errno.ENOENT, "no file")])
+def test_attributes_and_types_of_owners_errors_are_not_sent(
+    error: Exception, clinic: Clinic, monkeypatch: Any
+) -> None:
+    def fails(*given: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(clinic.session.handler, "admit_query", fails)
+    reply = clinic.query(0)
+    assert reply.keys() == {"kind", "text", "query"}
+    assert "4711" not in json.dumps(reply)
 
 
 # --- a full disk --------------------------------------------------------------------------------------
