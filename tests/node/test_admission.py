@@ -589,6 +589,24 @@ def test_server_cannot_fill_the_disk_with_requests(tmp_path: Path, monkeypatch: 
     assert len(list((clinic.folder / "requests").glob("*.json"))) == 2
 
 
+def test_server_cannot_fill_the_disk_with_refused_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run is noted under its approval before other rules may refuse it."""
+    monkeypatch.setattr(approvals, "MAX_RUNS", 2)
+    clinic = Clinic(tmp_path / "clinic", LISTED + "max_runs = 1\n")
+    refused(clinic)
+    decide(clinic)
+    assert joined(clinic)
+    for run in "abc":
+        clinic.plan = replace(PLAN, run=run)
+        assert refused(clinic).startswith("max_runs")
+    (request,) = clinic.host.requests.list_all()
+    assert request.runs == ("b", "c")
+    clinic.plan = PLAN
+    assert joined(clinic)
+
+
 def test_server_cannot_fill_log_with_waiting_runs(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     for number in range(6):
