@@ -104,7 +104,6 @@ class Refusals:
     def record_query(self, server: str, session: Session, query: str, number: int, error: Exception) -> None:
         """Write a refused query of the joined run, with its number, as :meth:`record`."""
         try:
-            session.run_folder.require_space(query)
             self._events.record_refused_query(
                 server,
                 refusal_rule(error),
@@ -113,8 +112,9 @@ class Refusals:
                 number,
                 rule_name=refusal_rule_name(error),
                 is_declared=query in session.side.queries,
+                has_space=not session.run_folder.is_full(),
             )
-        except (AuditError, OSError, QueryRefused) as fault:
+        except (AuditError, OSError) as fault:
             logger.error("the audit log cannot be written: %s", fault)
 
 

@@ -550,6 +550,16 @@ def test_counted_refusals_are_in_the_log_when_the_run_ends(tmp_path: Path, end: 
     assert sum(map(refusal_count, refused)) == 110
 
 
+def test_refusals_of_a_full_run_folder_are_counted(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", "max_disk = 500_000\n").ready()
+    (clinic.folder / "runs/one/checkpoint-9.safetensors").write_bytes(bytes(500_000))
+    for number in range(3):
+        assert clinic.query(number)["rule"].startswith("max_disk")
+        assert clinic.query(number, query="made up")["kind"] == "ArgumentError"
+    clinic.say("leave")
+    assert sum(refusal_count(entry) for entry in clinic.lines()) == 6
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_malformed_queries_are_refused_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
