@@ -249,7 +249,7 @@ class NodeService:
                 self.require_admission(plan)
                 return replace(NOT_JOINED, needs_public_data=True)
             approved = self.require_approved(plan, public_data)
-            if public:
+            if public and plan.public:
                 self._public_cache.store(plan, public)
                 public_data = self._public_cache.read(plan, {})  # same memory layout as after a resume
             if self.session is None or (self.session.plan, self.session.server) != (
