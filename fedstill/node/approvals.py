@@ -379,6 +379,7 @@ def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str
         LocalConfig(),
         Compute(),
         placeholder_public(task, spec.shape),
+        schema=spec.schema,
         secure_aggregation=bool(table["secure_aggregation"]),
     )
     return owner_refusals(file, True, build_node_side(config, setting).queries)

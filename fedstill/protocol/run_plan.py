@@ -80,7 +80,12 @@ def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
     """Return the description of a plan with its public data."""
     method = plan.make_method()
     setting = NodeSetting(
-        plan.spec.make_task(), LocalConfig(), Compute(), public, secure_aggregation=plan.secure_aggregation
+        plan.spec.make_task(),
+        LocalConfig(),
+        Compute(),
+        public,
+        schema=plan.spec.schema,
+        secure_aggregation=plan.secure_aggregation,
     )
     queries = build_node_side(method, setting).queries
     table = {
@@ -101,12 +106,17 @@ def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
     return RunDescription(json.loads(json.dumps(table)))
 
 
+def describe_releases(query: Query) -> dict[str, str]:
+    """Return the payload kinds that a query may release by name, as a description holds them."""
+    return {name: str(kind) for name, kind in query.released_kinds().items()}
+
+
 def _query_entry(query: Query, plan: RunPlan) -> dict[str, Any]:
     sizes = [_max_tensor_bytes(query, name, kind, plan.spec) for name, kind in query.released_kinds().items()]
     return {
         "times": query.times,
         "rows": query.rows,
-        "releases": {name: str(kind) for name, kind in query.released_kinds().items()},
+        "releases": describe_releases(query),
         "bytes": _sum_if_limited(sizes),
     }
 
