@@ -4,8 +4,8 @@ A rule is a function with a name. It gets the facts of one stage, and returns th
 Each stage is a list of rules; the first reason refuses. In the order of a message's way through a node:
 
 1. :data:`SERVER_RULES`, then :data:`RUN_RULES`: a server asks to join. Data and model are not read yet. The
-   owner's approval follows (:mod:`fedstill.node.approvals`), then :func:`min_records`,
-   :func:`approved_releases` and :func:`training_parts`, which need the data and the method.
+   owner's approval follows (:mod:`fedstill.node.approvals`), then :func:`min_records` and
+   :func:`training_parts`, which need the data and the method.
 2. :func:`hours` and the approval again, at each message.
 3. :data:`NODE_RULES`: a declared query, whatever comes with it. The server learns the result when it joins,
    and the rules hold for each query.
@@ -59,7 +59,7 @@ from fedstill.protocol.payload_kinds import (
     PayloadKind,
 )
 from fedstill.protocol.queries import Query
-from fedstill.protocol.run_plan import RunDescription, describe_releases
+from fedstill.protocol.run_plan import RunDescription
 from fedstill.protocol.tensor_forms import score_shape_fault
 from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, tensor_bytes, wire_kind
 
@@ -189,18 +189,6 @@ def min_records(policy: PolicyConfig, records: int) -> str | None:
         if records < policy.min_records
         else None
     )
-
-
-def approved_releases(approved: RunDescription | None, query: Query) -> str | None:
-    """Refuse a run in which an approved query may release other tensors than the description says: it was
-    made without the node's own options and networks, on which a plug-in's declaration may depend.
-    """
-    if approved is None or query.name not in approved.queries:
-        return None
-    described = approved.queries[query.name]["releases"]
-    if describe_releases(query) == described:
-        return None
-    return f"approved: {', '.join(described) or 'nothing'}, and here other tensors may leave"
 
 
 def training_parts(parts: int) -> str | None:

@@ -82,13 +82,8 @@ class AuditLog:
         self._durable, self._read_only = durable, read_only
         self.fault: str | None = None
         self._is_open = True
-        self.totals, self._last_number, self._last_hash, self._accepted_number, self._head_number = (
-            EntryTotals(),
-            0,
-            "",
-            0,
-            0,
-        )
+        self.totals, self._last_hash = EntryTotals(), ""
+        self._last_number = self._accepted_number = self._head_number = 0
         self._open_database(path)
 
     def open(self, path: Path | None) -> None:
@@ -171,11 +166,8 @@ class AuditLog:
                 # Used numbers are not used again: the gap shows the lost entries.
                 self._last_number = max(self._last_number, head.number, self._known[0])
                 for (payer, run), cost in (missing or {("", ""): Counter[str]()}).items():
-                    no_guarantee, queries, byte_count = (
-                        cost.pop(NO_GUARANTEE, 0),
-                        cost.pop(QUERIES, 0),
-                        cost.pop(BYTES, 0),
-                    )
+                    counted = (NO_GUARANTEE, QUERIES, BYTES)
+                    no_guarantee, queries, byte_count = (cost.pop(name, 0) for name in counted)
                     keys = (run, payer, payer, self._last_number + 1, ACCEPTED, ACCEPTED)
                     up = {BYTES: byte_count} if byte_count else {}
                     units = [
@@ -500,10 +492,8 @@ class EntryTotals:
             )
             for name in (run, ALL_RUNS)
         )
-        run_no_guarantee, total_no_guarantee = (
-            run_events.pop(NO_GUARANTEE, 0),
-            total_events.pop(NO_GUARANTEE, 0),
-        )
+        run_no_guarantee = run_events.pop(NO_GUARANTEE, 0)
+        total_no_guarantee = total_events.pop(NO_GUARANTEE, 0)
         run_queries, total_queries = run_events.pop(QUERIES, 0), total_events.pop(QUERIES, 0)
         run_events.pop(BYTES, 0)
         total_bytes = total_events.pop(BYTES, 0)

@@ -75,6 +75,17 @@ class RunDescription:
         releasing = [entry for entry in self.queries.values() if entry["releases"]]
         return _sum_if_limited([entry["times"] * entry["bytes"] for entry in releasing])
 
+    def release_fault(self, query: Query) -> str | None:
+        """Return the reason if a query of this name may release other tensors than described, or None.
+
+        The description is made without the node's own options and networks, on which the declaration of a
+        plug-in may depend.
+        """
+        described = self.queries[query.name]["releases"] if query.name in self.queries else None
+        if described in (None, {name: str(kind) for name, kind in query.released_kinds().items()}):
+            return None
+        return f"approved: {', '.join(described) or 'nothing'}, and here other tensors may leave"
+
 
 def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
     """Return the description of a plan with its public data."""
@@ -106,17 +117,12 @@ def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
     return RunDescription(json.loads(json.dumps(table)))
 
 
-def describe_releases(query: Query) -> dict[str, str]:
-    """Return the payload kinds that a query may release by name, as a description holds them."""
-    return {name: str(kind) for name, kind in query.released_kinds().items()}
-
-
 def _query_entry(query: Query, plan: RunPlan) -> dict[str, Any]:
     sizes = [_max_tensor_bytes(query, name, kind, plan.spec) for name, kind in query.released_kinds().items()]
     return {
         "times": query.times,
         "rows": query.rows,
-        "releases": describe_releases(query),
+        "releases": {name: str(kind) for name, kind in query.released_kinds().items()},
         "bytes": _sum_if_limited(sizes),
     }
 
