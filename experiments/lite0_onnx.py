@@ -4,9 +4,9 @@
     python experiments/lite0_onnx.py lite0.onnx --size 128
 
 Both packages are on the Python package index (code: Apache-2.0; the authors state no license for the weights,
-which were converted from TensorFlow's). The features are the averages of the last maps: 1,280 values. On a CPU,
-ONNX Runtime computes them in a fifth of the time of PyTorch. The library of the weights reads them itself, from a
-PyTorch checkpoint; fedstill reads the ONNX file only.
+which were converted from TensorFlow's). The features are the averages of the last maps: 1,280 values. On a
+CPU, ONNX Runtime computes them in a fifth of PyTorch's time. The library of the weights reads them itself,
+from a PyTorch checkpoint; fedstill reads the ONNX file only.
 """
 
 from __future__ import annotations

@@ -121,10 +121,10 @@ class InputGenerator(CheckedOptions):
     takes_labels: ClassVar[bool] = False
 
     noise: PositiveInt = 100
-    """Values in the generator's noise w."""
+    """Values in the generator's noise w. A generator of features has one more for each feature."""
     width: Annotated[int, Ge(2)] = 64
-    """Channels of the generator's first convolution (published: 128); of rows of a table, width of its first
-    layer.
+    """Channels of the generator's first convolution (published: 128); of rows and of features,
+    width of its first layer.
     """
     lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the generator, falling on a cosine to lr_end."""

@@ -268,8 +268,8 @@ class FeatureGenerator(nn.Sequential):
 class NoisyFeatureGenerator(nn.Module):
     """Generate features as noise that a network moves: x = e + G(w), for noise ``[e; w]``.
 
-    Without e the features would fill a subspace with as many dimensions as w at most, and a student would learn
-    nothing about the others.
+    Without e the features would fill a subspace of few dimensions, and a student would learn nothing about
+    the others.
 
     Args:
         noise: values in w.

@@ -17,6 +17,7 @@ from fedstill.models.gan import (
     FeatureCritic,
     FeatureGenerator,
     LabelMapGenerator,
+    NoisyFeatureGenerator,
     PatchGAN,
     ResidualBlock,
     TableCritic,
@@ -102,6 +103,17 @@ def test_feature_generator_stays_in_float32_under_autocast(training: bool) -> No
     with torch.autocast("cpu", torch.bfloat16):
         f = G(torch.randn(6, 7))
     assert f.dtype == torch.float32
+
+
+def test_generated_features_span_the_space_and_have_the_normalization_of_real_ones() -> None:
+    torch.manual_seed(0)
+    G = NoisyFeatureGenerator(noise=4, features=32, width=8, per_example=True)
+    e_w = torch.randn(64, 36)
+    x = G(e_w)
+    moves = G.body(e_w[:, 32:])
+    assert torch.linalg.matrix_rank(moves - moves.mean(0)) <= 8
+    assert torch.linalg.matrix_rank(x - x.mean(0)) >= 31  # each vector has mean 0
+    torch.testing.assert_close(x, torch.nn.functional.layer_norm(e_w[:, :32] + moves, (32,)))
 
 
 SCHEMA = TableSchema(

@@ -24,13 +24,13 @@ from fedstill.runs.spec import RunSpec
 from fedstill.student.evaluate import evaluate
 from tests.support.errors import raises_invalid
 from tests.support.models import tiny_backbone
-from tests.support.runs import FEDKD, SGD, config
+from tests.support.runs import FEDIOD, FEDKD, SGD, config
 
 BACKBONE = "tests.support.models:tiny_backbone"
 
 
 def features_config(folder: Path, backbone: str = "random-conv:8", **changes: Any) -> RunSpec:
-    """A run of FedKD on features of digits, with linear heads."""
+    """A run on features of digits, of FedKD by default, with linear heads."""
     features = {"backbone": backbone, "cache": str(folder / "cache"), **changes.pop("features", {})}
     tables: dict[str, Any] = {
         "public": {"name": "held-out"},
@@ -38,7 +38,7 @@ def features_config(folder: Path, backbone: str = "random-conv:8", **changes: An
         "student": {"model": "linear"},
         "features": features,
     }
-    return config(FEDKD, **{**tables, **changes})
+    return config(changes.pop("method", FEDKD), **{**tables, **changes})
 
 
 def start(spec: RunSpec, out: Path) -> dict[str, Any]:
@@ -149,6 +149,18 @@ def test_gaussian_queries_need_no_public_data(tmp_path: Path) -> None:
         "indices",
         "schedule",
     }
+
+
+def test_fediod_generates_features_with_the_normalization_of_real_ones(tmp_path: Path) -> None:
+    spec = features_config(
+        tmp_path, method=FEDIOD, features={"normalize": "example"}, evaluation={"samples": 4, "every": 0}
+    )
+    result = start(spec, tmp_path / "run")
+    assert result["queries_by_name"]["predict_logits"] == FEDIOD["steps"]
+    samples = list(load_file(tmp_path / "run" / "samples.safetensors").values())[-1]
+    assert samples.shape == (4, 128)
+    torch.testing.assert_close(samples.mean(1), torch.zeros(4), atol=1e-4, rtol=0)
+    torch.testing.assert_close(samples.var(1, correction=0), torch.ones(4), atol=1e-2, rtol=0)
 
 
 def test_gaussian_queries_without_features_are_refused() -> None:
