@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from fedstill.core import private_files
+from fedstill.core import private_files, timing
 from fedstill.core.registry import first_line
 from fedstill.models.backbones import Backbone, Features
 
@@ -263,11 +263,11 @@ def _forward(
     backbone: Backbone, inputs: torch.Tensor, batch: int, device: torch.device | str
 ) -> torch.Tensor:
     layout = torch.channels_last if inputs.ndim == 4 else torch.contiguous_format
+    parts = []
     with torch.inference_mode():
-        parts = [
-            backbone(part.to(device).contiguous(memory_format=layout)).cpu()
-            for part in torch.split(inputs, batch)
-        ]
+        for part in torch.split(inputs, batch):
+            timing.check_limits()
+            parts.append(backbone(part.to(device).contiguous(memory_format=layout)).cpu())
     return torch.cat(parts)
 
 

@@ -44,6 +44,7 @@ EXPECTED = (
     "timm:NAME, torchvision:NAME, hf:FOLDER, a .onnx file, random-conv, scattering, or package.module:factory"
 )
 HF = "hf:"  # prefix of a folder
+MIN_FEATURE_STD = 1e-6  # of a feature that does not vary
 BACKBONE_KINDS = ("timm", "torchvision", "hf", "random-conv", "scattering")  # that import no custom code
 BACKBONES: Registry[Any] = Registry("backbone", {}, call_signature="shape")
 
@@ -366,7 +367,7 @@ class FeatureScale(nn.Module):
         self.per_example, self.has_moments = per_example, mean is not None and std is not None
         if mean is not None and std is not None:
             self.register_buffer("mean", mean.float())
-            self.register_buffer("std", std.float().clamp_min(1e-6))
+            self.register_buffer("std", std.float().clamp_min(MIN_FEATURE_STD))
 
     def forward(self, f: torch.Tensor) -> torch.Tensor:
         """Return the normalized features."""

@@ -28,6 +28,7 @@ from fedstill.core.name_normalization import check_run_name
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
 from fedstill.data.table_data import check_features
+from fedstill.models.backbones import MIN_FEATURE_STD
 from fedstill.protocol.digests import digest
 from fedstill.protocol.feature_plan import FeaturePlan
 from fedstill.protocol.local_config import LocalConfig
@@ -39,6 +40,7 @@ from fedstill.protocol.wire_format import WireConfig
 
 FORMAT = 1
 MOMENTS = ("mean", "std")  # names of the moments of public features
+MAX_MOMENT = 1e6  # largest absolute value of a moment
 PUBLIC_TENSORS = ("inputs", "labels", *MOMENTS)
 
 
@@ -308,12 +310,17 @@ def read_public(plan: RunPlan, tensors: Mapping[str, Any], max_rows: int) -> Pub
 
 
 def _check_moments(moments: tuple[torch.Tensor, ...], width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return received mean and standard deviation of public features."""
-    for each in moments:
-        if each.dtype != torch.float32 or each.shape != (width,) or not each.isfinite().all():
-            raise DataError(f"moments of public features are malformed (expected {width} finite numbers)")
-    if len(moments) != 2 or not (moments[1] > 0).all():
-        raise DataError("public features came without mean and deviation (expected both, as of the plan)")
+    """Return received mean and standard deviation of public features.
+
+    Extreme values would make some features infinite, and failures would tell a server which.
+    """
+    is_sound = len(moments) == 2 and all(
+        each.dtype == torch.float32 and each.shape == (width,) and bool((each.abs() <= MAX_MOMENT).all())
+        for each in moments
+    )
+    if not is_sound or not (moments[1] >= MIN_FEATURE_STD).all():
+        expected = f"{width} float32 each, up to {MAX_MOMENT:g}, and deviations from {MIN_FEATURE_STD:g}"
+        raise DataError(f"public data lack mean and deviation of their features (expected {expected})")
     return moments[0], moments[1]
 
 
