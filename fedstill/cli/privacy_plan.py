@@ -119,7 +119,7 @@ def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[Plann
     if (reason := features_objection(file, config)) is not None:
         raise FedstillError(f"{file.name} would refuse {target}: {reason}")
     if file.features:
-        width = own_features(file, folder, spec, owner_folder.make_compute(file)).width
+        width = own_features(file, folder, spec).width
         spec, public = spec.on_features(width), placeholder_features(config.public, public, width)
     run = PlannedRun(target, asking.config.method, spec, public, (file.model.name,), notes)
     _require_public(run, asking.note)

@@ -5,7 +5,7 @@ Each stage is a list of rules; the first reason refuses. In the order of a messa
 
 1. :data:`SERVER_RULES`, then :data:`RUN_RULES`: a server asks to join. Data and model are not read yet. The
    owner's approval follows (:mod:`fedstill.node.approvals`), then the backbone
-   (:mod:`fedstill.node.features`), :func:`min_records` and :func:`training_parts`, which need data and method.
+   (:mod:`fedstill.node.features`), :func:`min_records` and :func:`training_parts`, of data and method.
 2. :func:`hours` and the approval again, at each message.
 3. :data:`NODE_RULES`: a declared query, whatever comes with it. The server learns the result when it joins,
    and the rules hold for each query.

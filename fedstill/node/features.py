@@ -32,25 +32,24 @@ CACHE = "features"  # folder of the computed features, in the node's folder
 SECONDS_BETWEEN_LINES = 10.0  # of the log
 
 
-def own_features(file: NodeFile, folder: Path, spec: DataSpec, compute: Compute) -> FeaturePlan:
-    """Return the features of the owner's backbone.
+def own_features(file: NodeFile, folder: Path, spec: DataSpec) -> FeaturePlan:
+    """Return the features of the owner's backbone, as the CPU would compute them.
 
     Args:
         file: the node's configuration, with a backbone.
         folder: the node's folder, from which paths count.
         spec: spec of the inputs.
-        compute: device that will compute.
 
     Raises:
         FedstillError: the backbone cannot be loaded, or does not take the inputs.
     """
-    backbone = _load(file.features, folder, spec, compute)
+    backbone = _load(file.features, folder, spec, "cpu")
     return FeaturePlan.from_backbone(backbone, file.features.normalize)
 
 
-def _load(options: Features, folder: Path, spec: DataSpec, compute: Compute) -> Backbone:
+def _load(options: Features, folder: Path, spec: DataSpec, device: str) -> Backbone:
     raw = RawInputs(spec.shape, spec.mean, spec.std, spec.vocabulary)
-    return load_backbone(options.in_folder(folder), raw, str(compute.device))
+    return load_backbone(options.in_folder(folder), raw, device)
 
 
 def refusal_reason(backbone: str, own: FeaturePlan | None, planned: FeaturePlan | None) -> str | None:
@@ -81,7 +80,7 @@ def load_run_backbone(file: NodeFile, folder: Path, plan: RunPlan, compute: Comp
         refuse(file.name, "join", refusal_reason(options.backbone, None, planned))
         return None
     precision = planned.precision if options.precision == "auto" else options.precision
-    backbone = _load(replace(options, precision=precision), folder, plan.spec, compute)
+    backbone = _load(replace(options, precision=precision), folder, plan.spec, str(compute.device))
     own = FeaturePlan.from_backbone(backbone, options.normalize)
     refuse(file.name, "join", refusal_reason(options.backbone, own, planned))
     return backbone

@@ -88,8 +88,9 @@ class FolderCheck:
     @property
     def model_spec(self) -> DataSpec | None:
         """Spec of what the model takes: the data, or features of them."""
-        is_on_features = self.spec is not None and self.features is not None
-        return self.spec.on_features(self.features.width) if is_on_features else self.spec
+        if self.spec is None or self.features is None:
+            return self.spec
+        return self.spec.on_features(self.features.width)
 
 
 def check_folder(
@@ -140,18 +141,18 @@ def _check_folder(folder: Path, spec: DataSpec | None, task: TaskConfig | None, 
     ) is not None:
         data, require_spec = loaded
         attempt("data", lambda: node_data.check_pixel_range(file.data, *loaded))
-    compute = attempt("compute", lambda: make_compute(file))
     model, features = None, None
     if require_spec is None:
         attempt("model", lambda: check_name_and_weights(file, folder))
     else:
         model_spec: DataSpec | None = require_spec
-        if file.features and compute is not None:
-            features = attempt("features", lambda: own_features(file, folder, require_spec, compute))
+        if file.features:
+            features = attempt("features", lambda: own_features(file, folder, require_spec))
             model_spec = None if features is None else require_spec.on_features(features.width)
         if model_spec is not None:
             model = attempt("model", lambda: make_model(file, folder, model_spec))
         attempt("model", lambda: load_perceptual(file, folder, require_spec))
+    compute = attempt("compute", lambda: make_compute(file))
     if "policy" not in invalid:
         found += policy_faults(file.policy)
     if "privacy" not in invalid:
