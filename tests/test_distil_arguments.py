@@ -104,7 +104,7 @@ def test_rejects_folder_that_cannot_be_created(below: str, tmp_path: Path) -> No
         lambda out: fedstill.distil(**few(out=out)),
         lambda out: fedstill.run_preset("demo", {"method.steps": 2}, out=out),
     ):
-        with pytest.raises(RunFolderError, match=r"^out: the folder"):
+        with pytest.raises(RunFolderError, match=r"^out: "):
             call(tmp_path / below)
 
 
@@ -213,7 +213,7 @@ def test_folder_of_python_run_is_usable(tmp_path: Path) -> None:
     fedstill.distil(**few(out=out, classes=3))
     assert "0, 1 and 2" in model_card(out, "images", "")
     assert fedstill.load(out).classes == ("0", "1", "2")
-    with pytest.raises(RunFolderError, match=r"fedstill\.distil.*same arguments"):
+    with pytest.raises(RunFolderError, match=r"fedstill\.distil.*arguments"):
         resume(out, progress=False)
     with pytest.raises(RunFolderError, match=r"fedstill\.distil.*run_preset"):
         load_run(out)
@@ -227,6 +227,6 @@ def test_non_finite_server_inputs_are_no_node_fault(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Generator, "forward", lambda self, w: torch.full((len(w), *SHAPE), torch.nan))
     for link in (fedstill.LinkConfig(), fedstill.LinkConfig(quorum=0.5)):
-        with pytest.raises(DataError, match="networks at the server diverged") as caught:
+        with pytest.raises(DataError, match="diverged") as caught:
             fedstill.distil(**few(link=link))
         assert "node-" not in str(caught.value)

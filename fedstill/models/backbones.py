@@ -634,7 +634,10 @@ def _load_onnx(path: str) -> tuple[OnnxEncoder, str]:
     if has_external_data:  # of which the digest would not depend
         raise ModelError(f"backbone {path}: has weights in other files (expected all in this file)")
     try:
-        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions have no common base
         raise ModelError(f"backbone {path} cannot be loaded: {first_line(error)}") from error
     return OnnxEncoder(session), f"onnx:{hashlib.sha256(content).hexdigest()}"

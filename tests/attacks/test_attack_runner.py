@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.transcript import ObservedRelease
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.report import write_report
+from tests.support.errors import raises_invalid
 from tests.support.runs import FEDAVG, FEDIOD, make_run
 
 QUICK = {
@@ -127,14 +129,12 @@ def test_config_round_trips_through_table() -> None:
     assert LeakageConfig.from_table(CONFIG.to_table()) == CONFIG
     with pytest.raises(UnknownName, match=r"leakage\.membership\.shadow"):
         LeakageConfig.from_table({"membership": {"shadow": 4}})
-    with pytest.raises(UnknownName, match="unknown attack 'guessing'"):
+    with raises_invalid("attack", "guessing"):
         LeakageConfig.from_table({"attacks": ["guessing"]})
-    with pytest.raises(
-        ArgumentError, match=r"leakage.memorization = .*none, as it is not among leakage.attacks"
-    ):
+    with raises_invalid("leakage.memorization", {"pairs": 3}, "none"):
         LeakageConfig.from_table({"attacks": ["counts"], "memorization": {"pairs": 3}})
     for twice in ((), (LabelCounts(), LabelCounts())):
-        with pytest.raises(ArgumentError, match=r"invalid attacks = .* each once"):
+        with raises_invalid("attacks", ANY, "each once"):
             LeakageConfig(twice)
     with pytest.raises(ArgumentError, match="seed"):
         LeakageConfig(seed=-1)
@@ -181,7 +181,7 @@ def test_attack_receives_kept_releases(fediod: Path, tmp_path: Path) -> None:
     assert only["pictures"][0]["strips"][0]["stack"] == f"{name}.first"
     assert list(load_file(str(tmp_path / "leakage.safetensors"))) == [f"{name}.first"]
     assert 'alt="first"' in write_report(tmp_path).read_text()
-    with pytest.raises(ArgumentError, match=r"invalid record of .*Keeper = "):
+    with raises_invalid("record of tests.attacks.test_attack_runner:Keeper"):
         run_attacks(tmp_path, LeakageConfig((Keeper(odd=True),)))
     assert read_leakage(tmp_path)["attacks"] == [only]  # the previous result is kept
     assert list(results_by_attack(run_attacks(tmp_path, LeakageConfig((LabelCounts(),))))) == ["counts"]
@@ -189,6 +189,6 @@ def test_attack_receives_kept_releases(fediod: Path, tmp_path: Path) -> None:
 
 
 def test_rejects_folder_without_finished_run(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="no finished run"):
+    with pytest.raises(RunFolderError, match="finished run"):
         run_attacks(tmp_path)
     assert list(tmp_path.iterdir()) == []

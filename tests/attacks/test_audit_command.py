@@ -60,10 +60,10 @@ def test_prints_one_table(seeds: list[int], capsys: pytest.CaptureFixture[str]) 
 def test_refuted_claim_exits_with_error(
     seeds: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(FedstillError, match=r"claims that are refuted: counts \(noisy label counts\)"):
+    with pytest.raises(FedstillError, match="refuted: counts "):
         run("--out", str(tmp_path / "found.json"), "--json")
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "found.json").read_text())
-    with pytest.raises(FedstillError, match=r"claims that are refuted: counts \(noisy label counts\)"):
+    with pytest.raises(FedstillError, match="refuted: counts "):
         run("--out", str(tmp_path / "found.json"))
     assert capsys.readouterr().out.splitlines()[1].split()[-4:] == ["-", "1", "0", "REFUTED"]
     record = json.loads((tmp_path / "found.json").read_text())

@@ -171,7 +171,7 @@ def test_public_data_are_no_members() -> None:
 def test_rejects_student_of_public_data() -> None:
     again = replay({"name": "public-only"}, public={"name": "held-out"})
     experiment, transcript = replay_to_end(again)
-    with pytest.raises(MethodRefused, match="no node's records came to the central model"):
+    with pytest.raises(MethodRefused, match="central model"):
         run_attack(again, experiment, transcript, FEW)
 
 
@@ -229,7 +229,7 @@ def test_rejects_inapplicable_runs_in_one_line() -> None:
     again = replay(FEDAVG)
     experiment, transcript = replay_to_end(again)
     experiment.task = ReconstructionConfig().make(1)
-    with pytest.raises(MethodRefused, match="one label per input"):
+    with pytest.raises(MethodRefused, match="one label"):
         run_attack(again, experiment, transcript, FEW)
 
 

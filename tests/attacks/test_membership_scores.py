@@ -43,6 +43,7 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
+from tests.support.errors import raises_invalid
 from tests.support.runs import predict_records
 
 SEEDS = st.integers(0, 2**32)
@@ -198,19 +199,19 @@ def test_rmia_matches_loops_except_ties(seed: int, gamma: float) -> None:
 
 def test_rejects_non_finite_logits() -> None:
     records_ = random_logits(0)
-    with pytest.raises(ArgumentError, match="invalid target = 'NaN"):
+    with raises_invalid("target", "NaN or infinity"):
         RecordLogits(records_.target / 0, records_.shadows, records_.inside, records_.labels)
 
 
 def test_rejects_too_few_shadows() -> None:
     records_, others = random_logits(0), population_logits(0)
-    with pytest.raises(ArgumentError, match="invalid shadows inside = 0"):
+    with raises_invalid("shadows inside", 0):
         rmia_attack(others, others)
-    with pytest.raises(ArgumentError, match="invalid shadows inside = 0"):
+    with raises_invalid("shadows inside", 0):
         lira_attack(others)
-    with pytest.raises(ArgumentError, match=r"invalid shadows outside = 1 .*variance"):
+    with raises_invalid("shadows outside", 1, "variance"):
         lira_offline_attack(first_shadows(records_, 2))
-    with pytest.raises(ArgumentError, match=r"invalid shadows outside = 1 \(expected 2 or more"):
+    with raises_invalid("shadows outside", 1, "2 or more"):
         lira_offline_attack(first_shadows(records_, 2), True)
     assert rmia_attack(first_shadows(records_, 2), first_shadows(others, 2)).shape == (5,), (
         "one inside and one outside are enough"
@@ -410,7 +411,7 @@ def test_shadow_learns_from_its_records_only() -> None:
 
 def test_rejects_shadow_without_records() -> None:
     pool, inside = records(), shadow_halves(20, 2, 0)
-    with pytest.raises(ArgumentError, match="a model without a record"):
+    with raises_invalid("inside", "a model without a record"):
         train_shadows(make, pool, inside & inside[:1], TASK, LOCAL, 0)
 
 

@@ -44,6 +44,7 @@ from fedstill.runs.build import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
+from tests.support.errors import raises_invalid
 from tests.support.runs import make_setting
 
 PLAIN = Extractor("vectors", lambda x: x)
@@ -262,9 +263,7 @@ def test_permutes_patients_instead_of_slices() -> None:
 
 def test_rejects_patient_in_both_sets() -> None:
     x, of = torch.zeros(2, 1), torch.tensor([3, 4])
-    with pytest.raises(
-        ArgumentError, match=r"invalid groups = 3 \(expected of private images or of held-out ones"
-    ):
+    with raises_invalid("groups", 3, "private images", "held-out"):
         memorization_test(x, x, x, PLAIN, seed=0, groups=(of, torch.tensor([3, 5])))
 
 
@@ -404,7 +403,7 @@ def test_repeated_images_count_once(run: Simulation) -> None:
     again = measure_memorization(torch.cat([*moved, FRESH[:20]]), run, FEW, 3)
     assert again.part == measure_memorization(FRESH[:20], run, FEW, 3).part
     assert again.part["images"] == 20
-    with pytest.raises(ArgumentError, match="invalid generated inputs = 'all one image'"):
+    with raises_invalid("generated inputs", "all one image"):
         measure_memorization(FRESH[:1].repeat(5, 1, 1, 1), run, FEW, 3)
 
 

@@ -18,7 +18,6 @@ from fedstill.attacks.simulated_updates import (
 )
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
 from fedstill.models import build
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
@@ -27,6 +26,7 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.tasks.classification import Classification
+from tests.support.errors import raises_invalid
 
 SHAPE, CLASSES = (1, 8, 8), 4
 
@@ -146,5 +146,5 @@ def test_span_has_rates_of_its_steps() -> None:
 
 
 def test_rejects_augmentation() -> None:
-    with pytest.raises(ArgumentError, match="only the node knows"):
+    with raises_invalid("local.augment", "shift"):
         Schedule.from_config(LocalConfig(augment="shift"), 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from fedstill.attacks.transcript import (
     replay_run,
 )
 from fedstill.core import compute
-from fedstill.core.errors import ArgumentError, RunFolderError
+from fedstill.core.errors import RunFolderError
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods._discriminators import Discriminators
 from fedstill.methods._input_generators import InputGenerator
@@ -31,6 +32,7 @@ from fedstill.node.policy import PolicyConfig
 from tests.support import audit_logs
 from tests.support.audit_logs import releases
 from tests.support.bright_rows import setting
+from tests.support.errors import raises_invalid
 from tests.support.runs import FEDIOD, FEDKD, make_run
 
 PUBLIC = {"public": {"name": "held-out", "share": 0.3}}
@@ -107,7 +109,7 @@ def test_transcript_resolves_public_inputs(tmp_path: Path) -> None:
 
 
 def test_rejects_unfinished_and_remote_runs(fediod: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"holds no finished run: there is no result\.json"):
+    with pytest.raises(RunFolderError, match=r"no result\.json"):
         load_run(tmp_path)
     (tmp_path / "result.json").write_text("{}")
     text = (fediod / "config.toml").read_text()
@@ -115,7 +117,7 @@ def test_rejects_unfinished_and_remote_runs(fediod: Path, tmp_path: Path) -> Non
         assert old in text
         text = text.replace(old, new)
     (tmp_path / "config.toml").write_text(text)
-    with pytest.raises(ArgumentError, match="nodes' data are on this machine"):
+    with raises_invalid("run", ANY, "this machine"):
         load_run(tmp_path)
 
 

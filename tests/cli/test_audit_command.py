@@ -213,7 +213,7 @@ def test_refuses_a_file_that_is_no_audit_log(clinic: Path, capsys: Capture) -> N
             dispatch(["audit", command, str(file)])
         assert str(output.value) == f"{file} is not an audit log"
     (clinic / "audit.sqlite").write_bytes(b"once an audit log, as its head says" * 1000)
-    with pytest.raises(FedstillError, match="fedstill audit accept"):
+    with pytest.raises(FedstillError, match="audit accept"):
         dispatch(["audit", "show", str(clinic)])
 
 
@@ -241,7 +241,7 @@ def test_verify_is_one_line_or_one_error(clinic: Path, capsys: Capture) -> None:
     out = stdout_of(capsys, "verify", clinic)
     assert out == f"{clinic / 'audit.sqlite'}: 3 entries: hashes, totals and head agree\n"
     edit(clinic / "audit.sqlite", "UPDATE entries SET line = '{}' WHERE entry = 2")
-    with pytest.raises(FedstillError, match="entry 2 is not as it was written"):
+    with pytest.raises(FedstillError, match="entry 2 "):
         dispatch(["audit", "verify", str(clinic)])
     assert "NOT SOUND: entry 2 is not as it was written" in stdout_of(capsys, "show", clinic)
 
@@ -252,7 +252,7 @@ def test_totals_that_are_not_those_of_the_entries_are_found_and_accepted(
     head = clinic / "audit.sqlite.head"
     text = head.read_text(encoding="utf-8").replace('"laplace(10.0)":4', '"laplace(10.0)":5')
     head.write_text(text, encoding="utf-8")
-    with pytest.raises(FedstillError, match="entries up to 3 do not add up to the totals in its head"):
+    with pytest.raises(FedstillError, match="entries up to 3 "):
         dispatch(["audit", "verify", str(clinic)])
     out = stdout_of(capsys, "accept", clinic, "--because", "so")
     assert "Charged again to clinic, run spring: laplace(10)." in out
@@ -269,7 +269,7 @@ def test_a_node_file_can_keep_its_audit_log_elsewhere(clinic: Path, capsys: Capt
 
 
 def test_accept_writes_the_reason_and_charges_lost_costs_again(clinic: Path, capsys: Capture) -> None:
-    with pytest.raises(FedstillError, match="no fault to accept"):
+    with pytest.raises(FedstillError, match="no fault"):
         dispatch(["audit", "accept", str(clinic), "--because", "so"])
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 3")
     out = stdout_of(capsys, "accept", clinic, "--because", "restored from a backup")
@@ -284,7 +284,7 @@ def test_accept_writes_the_reason_and_charges_lost_costs_again(clinic: Path, cap
 
 def test_missing_audit_log(clinic: Path, capsys: Capture) -> None:
     (clinic / "audit.sqlite").unlink()
-    with pytest.raises(FedstillError, match="is missing, but its head exists"):
+    with pytest.raises(FedstillError, match=r"missing, .*head"):
         dispatch(["audit", "verify", str(clinic)])
     out = stdout_of(capsys, "accept", clinic, "--because", "lost")
     assert out.count("Charged again") == 2
@@ -294,11 +294,11 @@ def test_missing_audit_log(clinic: Path, capsys: Capture) -> None:
 def test_accept_starts_a_new_log_if_log_and_head_are_gone(clinic: Path, capsys: Capture) -> None:
     for file in clinic.glob("audit.sqlite*"):
         file.unlink()
-    with pytest.raises(FedstillError, match="no audit log"):
+    with pytest.raises(FedstillError, match="no audit"):
         dispatch(["audit", "verify", str(clinic)])
     (clinic / "runs" / "spring").mkdir(parents=True)
     (clinic / "runs" / "spring" / "plan.json").touch()
-    with pytest.raises(FedstillError, match="is missing, but its node's runs exist"):
+    with pytest.raises(FedstillError, match=r"missing, .*runs"):
         dispatch(["audit", "verify", str(clinic)])
     assert "Accepted: is missing" in stdout_of(capsys, "accept", clinic, "--because", "lost")
     assert "1 entry: hashes" in stdout_of(capsys, "verify", clinic)
@@ -352,7 +352,7 @@ def test_export(clinic: Path, capsys: Capture) -> None:
         with pytest.raises(ArgumentError, match="--out"):
             dispatch(["audit", "export", str(clinic), "--out", str(out)])
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 1")
-    with pytest.raises(FedstillError, match=r"not sound, and .* holds it as it is: entry 1 is missing"):
+    with pytest.raises(FedstillError, match=r"not sound.*entry 1 "):
         dispatch(["audit", "export", str(clinic), "--out", str(clinic.parent / "again.jsonl")])
 
 

@@ -166,7 +166,7 @@ def test_bash_completes_a_word(command: Main, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     call = 'COMP_WORDS=(fedstill {}); COMP_CWORD={}; _fedstill; echo "${{COMPREPLY[@]}}"'
     commands = "\n".join([script, call.format("eval", 1), call.format("run digits-fediod-s", 2)])
-    done = subprocess.run(["bash", "-c", commands], capture_output=True, text=True, check=True, timeout=20)
+    done = subprocess.run(["bash", "-c", commands], capture_output=True, text=True, check=True, timeout=100)
     assert done.stdout.split("\n")[:2] == ["evaluate", "digits-fediod-skewed"]
     assert "expected one of 'bash', 'zsh', 'fish'" in command("completion", "tcsh")[2]
 
@@ -175,7 +175,7 @@ def test_bash_completes_a_word(command: Main, monkeypatch: pytest.MonkeyPatch) -
 def test_zsh_registers_the_script(command: Main) -> None:
     start = "autoload -Uz compinit; compinit -u -D; "
     call = f"{start}{command('completion', 'zsh')[1]}\nprint ${{_comps[fedstill]}}"
-    done = subprocess.run(["zsh", "-f", "-c", call], capture_output=True, text=True, check=True, timeout=20)
+    done = subprocess.run(["zsh", "-f", "-c", call], capture_output=True, text=True, check=True, timeout=100)
     assert done.stdout.startswith("_")
 
 

@@ -31,7 +31,7 @@ from fedstill.report import write_report
 from fedstill.report.comparison_page import write_comparison
 from fedstill.report.comparison_records import summarize
 from fedstill.runs import run, spec
-from tests.support.processes import Command
+from tests.support.processes import PATIENCE, Command
 
 QUICK: Mapping[str, Any] = {
     "split.nodes": 2,
@@ -136,14 +136,14 @@ def test_resume_rejects_changed_data(tmp_path: Path) -> None:
     plan = plan_comparison(["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)})
     run_comparison(plan, out, command="", quiet=True, only=["standalone"])
     np.savez(file, **{**made, "images": 1 - made["images"]})
-    with pytest.raises(RunFolderError, match=r"out began with other data '.*mine.npz'"):
+    with pytest.raises(RunFolderError, match=r"other data '.*mine.npz'"):
         resume_comparison(out, quiet=True)
     np.savez(file, **made)
     resume_comparison(out, quiet=True)
     assert {row["method"] for row in records(out)} == {"standalone", "fedavg"}
     np.savez(file, **{**made, "images": 1 - made["images"]})
     more = plan_comparison(["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)}, seeds=2)
-    with pytest.raises(RunFolderError, match=r"out began with other data"):  # of a seed that was not there
+    with pytest.raises(RunFolderError, match="other data"):  # of a seed that was not there
         run_comparison(more, out, command="", quiet=True)
 
 
@@ -159,7 +159,7 @@ def test_resume_rejects_changed_custom_method(
     one, two = (plan_comparison(["a_lab_of_mine:Mine"], changes=QUICK, seeds=seeds) for seeds in (1, 2))
     run_comparison(one, out, command="", quiet=True)
     file.write_text(text + "    # another idea\n")
-    with pytest.raises(RunFolderError, match=r"out began with another version of a_lab_of_mine\.py"):
+    with pytest.raises(RunFolderError, match=r"version of a_lab_of_mine\.py"):
         run_comparison(two, out, command="", quiet=True)
     run_comparison(one, out, command="")
     assert (
@@ -173,11 +173,11 @@ def test_resume_rejects_changed_custom_method(
 
 def test_rejects_folder_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(RunFolderError, match="holds a run or other files"):
+    with pytest.raises(RunFolderError, match="other files"):
         run_comparison(quick_plan(), tmp_path, command="", quiet=True)
     with pytest.raises(RunFolderError, match="is a file"):
         run_comparison(quick_plan(), tmp_path / "thesis.tex", command="", quiet=True)
-    with pytest.raises(RunFolderError, match="is not a comparison"):
+    with pytest.raises(RunFolderError, match="not a comparison"):
         resume_comparison(tmp_path, quiet=True)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -191,14 +191,14 @@ def test_rejects_run_that_differs_from_plan(tmp_path: Path) -> None:
     )
     file = tmp_path / "out" / "standalone-seed0" / "config.toml"
     file.write_text(file.read_text().replace("seed = 0", "seed = 1", 1))
-    with pytest.raises(RunFolderError, match="holds a run with other options"):
+    with pytest.raises(RunFolderError, match="other options"):
         resume_comparison(tmp_path / "out", quiet=True)
 
 
 def test_rejects_second_process_on_same_comparison(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     held = lock_folder(tmp_path / "out", "comparison")
-    with held, pytest.raises(RunFolderError, match="another process runs this comparison"):
+    with held, pytest.raises(RunFolderError, match="another process"):
         run_comparison(quick_plan(), tmp_path / "out", command="", quiet=True)
 
 
@@ -262,7 +262,7 @@ def test_method_option_error_names_the_key_to_use(
 
 def test_creates_no_folder_if_nothing_can_run(tmp_path: Path) -> None:
     plan = plan_comparison(["fedavg"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]})
-    with pytest.raises(FedstillError, match="no method can run: FedAvg cannot run here"):
+    with pytest.raises(FedstillError, match="FedAvg cannot"):
         run_comparison(plan, tmp_path / "out", command="", quiet=True)
     assert not (tmp_path / "out").exists()
 
@@ -366,7 +366,7 @@ def test_finished_comparison_is_attacked_later(tmp_path: Path, attacks: FakeAtta
     assert attacks.folders == ["standalone-seed0"] * 2
     assert read_comparison_folder(out) == attacked
     other = dataclasses.replace(attacked, leakage=LeakageConfig(seed=7).to_table())
-    with pytest.raises(RunFolderError, match=r"differs in its leakage \(seed was 0 and is now 7\): choose"):
+    with pytest.raises(RunFolderError, match=r"leakage \(seed was 0 .* 7\)"):
         run_comparison(other, out, command="", quiet=True)
 
 
@@ -411,7 +411,7 @@ def start(folder: Path, words: list[str]) -> Command:
 def run_until_killed(folder: Path, words: list[str], sign: Path) -> None:
     """Run a command until a file is there, then kill it."""
     process = start(folder, words)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not sign.exists():
         assert process.runs, "it ended before the kill"
         assert time.monotonic() < deadline

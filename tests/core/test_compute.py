@@ -281,7 +281,7 @@ def test_runs_concurrently_and_returns_results_in_order() -> None:
     workers.map(lambda item: item, ["first"], ["meet"])
 
     def meet(item: int) -> int:
-        meeting.wait(timeout=20)  # alone, nobody would come
+        meeting.wait(timeout=60)  # alone, nobody would come
         time.sleep(0.02 * (4 - item))  # later ones end first
         return 10 * item
 
@@ -341,7 +341,7 @@ def test_rng_use_is_checked_per_kind() -> None:
 def test_rejects_unexpected_use_of_global_rng(watch: bool) -> None:
     workers = Workers(2, watch_random=watch)
     workers.map(lambda item: item, [0, 1], ["late"] * 2)
-    with pytest.raises(FedstillError, match="used torch's global generator"):
+    with pytest.raises(FedstillError, match="global generator"):
         workers.map(sample_numbers, [0, 1], ["late"] * 2)
 
 
@@ -416,7 +416,7 @@ def test_nested_map_does_not_deadlock() -> None:
 
     asking = Thread(target=call, daemon=True)
     asking.start()
-    asking.join(20)
+    asking.join(60)
     assert done == [[[11, 12], [21, 22], [31, 32]]]
 
 
@@ -435,6 +435,6 @@ def test_interrupt_during_start_leaves_no_waiting_thread(monkeypatch: pytest.Mon
     with pytest.raises(KeyboardInterrupt):
         workers.map(lambda item: item, [0, 1], ["a"] * 2)
     with pytest.raises(BrokenBarrierError):
-        started[0].result(timeout=20)
+        started[0].result(timeout=60)
     monkeypatch.undo()
     assert workers.map(lambda item: item, [0, 1], ["a"] * 2) == [0, 1]

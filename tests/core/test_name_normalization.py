@@ -71,9 +71,9 @@ def test_names_difference_between_names(one: str, other: str, how: str) -> None:
 
 
 def test_error_escapes_invisible_characters() -> None:
-    with pytest.raises(DataError, match=r"'M\\xfcller' and 'Mu\\u0308ller' are one name"):
+    with pytest.raises(DataError, match=r"'M\\xfcller' and 'Mu\\u0308ller'"):
         normalize_class_names(["M\u00fcller", "Mu\u0308ller"], "classes")
-    with pytest.raises(DataError, match=r"'\\u200b' is an empty name"):
+    with pytest.raises(DataError, match=r"'\\u200b'"):
         normalize_class_names(["a", "\u200b"], "classes")
 
 

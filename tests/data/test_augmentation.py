@@ -7,7 +7,6 @@ import itertools
 import pytest
 import torch
 
-from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.data.augmentation import (
     apply_shift,
@@ -19,6 +18,7 @@ from fedstill.data.augmentation import (
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
+from tests.support.errors import raises_invalid
 
 MODES = ("shift", "shift-flip", "turn")
 
@@ -68,9 +68,9 @@ def test_class_labels_are_unchanged() -> None:
 
 def test_rejects_texts_and_rotation_of_oblong_images() -> None:
     tokens = torch.ones(2, 8, dtype=torch.int64)
-    with pytest.raises(ArgumentError, match="texts cannot be augmented"):
+    with raises_invalid("local.augment", "shift", "texts"):
         augment_examples(TextConfig().make(2), tokens, torch.zeros(2).long(), random_numbers(2), "shift")
-    with pytest.raises(ArgumentError, match="images are not square"):
+    with raises_invalid("local.augment", "turn", "square"):
         augment_examples(
             ClassificationConfig().make(2),
             torch.zeros(2, 1, 8, 12),

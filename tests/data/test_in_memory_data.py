@@ -212,7 +212,7 @@ def test_class_labels_are_renumbered_to_the_given_classes() -> None:
     for classes, expected in ((("cat", "dog"), [0, 1, 0, 1]), (("dog", "cat"), [1, 0, 1, 0])):
         assert hugging_face_tensors(data, "data", CLASSES, classes=classes)[1].tolist() == expected
     assert hugging_face_tensors(data, "data", CLASSES, classes=("Katze", "Hund"))[1].tolist() == [0, 1, 0, 1]
-    with pytest.raises(DataError, match=r"has a class 'cat'.* dog, eel"):
+    with pytest.raises(DataError, match=r"'cat'.* dog, eel"):
         hugging_face_tensors(data, "data", CLASSES, classes=("dog", "eel"))
 
 
@@ -220,7 +220,7 @@ def test_text_labels_are_numbered_by_the_given_classes() -> None:
     rows = [{"image": Picture.new("L", (8, 8)), "label": name} for name in ("dog", "cat\u200b")]
     data = Dataset({"image": Image(), "label": object()}, rows)
     assert hugging_face_tensors(data, "data", CLASSES, classes=("cat", "dog"))[1].tolist() == [1, 0]
-    with pytest.raises(DataError, match="labels are texts such as 'dog'"):
+    with pytest.raises(DataError, match=r"texts .*'dog'"):
         hugging_face_tensors(data, "data", CLASSES)
 
 
@@ -291,7 +291,7 @@ def test_rejects_fractional_and_complex_labels() -> None:
     with pytest.raises(DataError, match="not integers"):
         fedstill.distil([halves], models, MLP((1, 8, 8), 2), halves, 2)
     rows = [{"image": Picture.new("L", (8, 8)), "label": 1 + 1j}]
-    with pytest.raises(DataError, match="data: 'label': values are complex128"):
+    with pytest.raises(DataError, match=r"'label'.* complex128"):
         hugging_face_tensors(Dataset({"image": Image(), "label": Sequence()}, rows), "data", CLASSES)
 
 
@@ -308,7 +308,7 @@ def test_ambiguous_columns_are_one_line() -> None:
     ):
         with pytest.raises(DataError, match=message):
             hugging_face_tensors(value, "data", CLASSES)
-    with pytest.raises(DataError, match="expected tensors for task reconstruction"):
+    with pytest.raises(DataError, match="task reconstruction"):
         hugging_face_tensors(pil_images(), "data", ReconstructionConfig().make(1))
 
 

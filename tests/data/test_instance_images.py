@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.errors import DataError
 from fedstill.data import UserFiles, load, make_data_config
 from fedstill.data.instance_images import (
     InstanceImage,
@@ -20,6 +20,7 @@ from fedstill.data.instance_images import (
 )
 from fedstill.data.public import PublicConfig, hold_out
 from fedstill.tasks.instances import InstancesConfig, classes_from_objects
+from tests.support.errors import raises_invalid
 
 INSTANCES = InstancesConfig()
 
@@ -110,7 +111,7 @@ def test_scale_of_one_half_halves_the_image() -> None:
 
 
 def test_rejects_unknown_sites() -> None:
-    with pytest.raises(ArgumentError, match="some of a, b"):
+    with raises_invalid("data.sites", "c", "some of a, b"):
         prepare_instance_images(
             [make_image(0), make_image(1)], UserFiles(name="mine", sites=("c",)), "mine", "", "site"
         )
@@ -165,10 +166,10 @@ def test_reads_an_npz_of_instance_images(tmp_path: Path) -> None:
     assert data.group_column == "patient"
     assert set(data.columns["patient"]) == {"7"}
     np.savez(tmp_path / "mine.npz", **arrays | {"instances": arrays["instances"][:, :4]})
-    with pytest.raises(DataError, match="instances are int32 of shape"):
+    with pytest.raises(DataError, match=r"instances .*int32"):
         load(make_data_config(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
     np.savez(tmp_path / "mine.npz", **arrays | {"split": np.array([0, 0, 1, 3])})
-    with pytest.raises(DataError, match=r"split is not 0 \(train\), 1 .* for each of the 4 images"):
+    with pytest.raises(DataError, match=r"split .* 4 images"):
         load(make_data_config(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
 
 
@@ -176,5 +177,5 @@ def test_rejects_instances_of_another_size(tmp_path: Path) -> None:
     for part, side in (("images", 8), ("masks", 12)):
         (tmp_path / part).mkdir()
         Image.fromarray(np.zeros((side, 8), dtype=np.uint8)).save(tmp_path / part / "a.png")
-    with pytest.raises(DataError, match=r"a\.png: the image is 8 x 8 and its instances \(12, 8\)"):
+    with pytest.raises(DataError, match=r"a\.png: .*8 x 8.*\(12, 8\)"):
         load(make_data_config(str(tmp_path)), INSTANCES)

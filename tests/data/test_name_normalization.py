@@ -86,7 +86,7 @@ def test_rejects_patients_that_differ_by_case(
     tmp_path: Path, reader: Callable[..., str], one: str, other: str
 ) -> None:
     path = reader(tmp_path, patient=[one, other, "a", "b"] * 4)
-    with pytest.raises(DataError, match=r"column 'patient' has .* only"):
+    with pytest.raises(DataError, match="'patient' has"):
         load(make_data_config(path))
 
 
@@ -97,7 +97,7 @@ def test_node_groups_ignore_spelling_of_one_name(tmp_path: Path) -> None:
     assert data.groups is not None
     assert len(set(data.groups[:4].tolist())) == 1
     write_npz(tmp_path, patient=["P1", "p1", *"abcdefghijklmn"])
-    with pytest.raises(DataError, match="'P1' and 'p1', which differ by case only"):
+    with pytest.raises(DataError, match="'P1' and 'p1'"):
         load_node(NodeDataConfig(path="mine.npz", group="patient"), tmp_path, spec)
 
 
@@ -120,7 +120,7 @@ def test_notes_sites_and_classes_that_differ_by_case(tmp_path: Path) -> None:
 
 
 def test_rejects_columns_named_nearly_patient(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="column 'Patient' differs from 'patient' by case only"):
+    with pytest.raises(DataError, match=r"'Patient' .*'patient'"):
         load(make_data_config(write_npz(tmp_path, Patient=[*"abcdefgh"] * 2)))
 
 
@@ -185,14 +185,14 @@ def test_category_in_two_normal_forms_is_one_category() -> None:
 
 @pytest.mark.parametrize("cell", ["6_3", "\u0666", "nan", "infinity", "6,3"])
 def test_rejects_cells_that_only_python_parses_as_numbers(cell: str) -> None:
-    with pytest.raises(DataError, match="column 'age' is"):
+    with pytest.raises(DataError, match="'age' is"):
         encode_rows({"age": [cell], "ward": ["a"]}, ward("a", "b"), "here", lambda row: f"line {row}")
 
 
 def test_rejects_two_tables_of_one_site(tmp_path: Path) -> None:
     for name in (COMPOSED, PARTED):
         (tmp_path / f"{name}.csv").write_text("age,ward\n1,a\n", encoding="utf-8")
-    with pytest.raises(DataError, match="one file for each site"):
+    with pytest.raises(DataError, match="each site"):
         read_tables(tmp_path, ward("a", "b"))
 
 
@@ -205,14 +205,14 @@ def test_rejects_pixels_that_only_python_parses_as_numbers(tmp_path: Path, cell:
 
 def test_semicolon_table_error_mentions_decimal_commas(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("age;ward\n3,14;a\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"separated by ';'.*decimal point"):
+    with pytest.raises(DataError, match=r"';'.*decimal"):
         read_cells(tmp_path / "t.csv")
 
 
 @pytest.mark.parametrize("cell", ['"a', '"5" a', '"a\nb"c'])
 def test_rejects_unclosed_quotes_with_the_line(tmp_path: Path, cell: str) -> None:
     (tmp_path / "t.csv").write_text(f'label,text\n0,"one\ntwo"\n1,{cell}\n0,b\n1,c\n')
-    with pytest.raises(DataError, match=r"t\.csv: the row that begins on line 4 "):
+    with pytest.raises(DataError, match=r"t\.csv: .*line 4 "):
         read_labeled_texts(tmp_path / "t.csv")
 
 
@@ -250,9 +250,9 @@ def test_numbered_labels_are_matched_by_name_if_classes_are_reordered(
 
 @pytest.mark.parametrize("labels", [[*range(1, 9)] * 2, [*range(8), *range(7), 57]])
 def test_rejects_numbered_labels_with_gaps(tmp_path: Path, labels: list[int]) -> None:
-    with pytest.raises(DataError, match=r"no example has label .* 'classes'"):
+    with pytest.raises(DataError, match=r"label .* 'classes'"):
         load(make_data_config(write_npz(tmp_path, labels=labels)))
-    with pytest.raises(DataError, match="no example has label"):
+    with pytest.raises(DataError, match="has label"):
         load_node(NodeDataConfig(path="mine.npz"), tmp_path)
     named_all = [f"class {number}" for number in range(58)]
     assert len(load(make_data_config(write_npz(tmp_path, labels=labels, classes=named_all))).classes) == 58
@@ -268,7 +268,7 @@ def test_node_and_new_data_may_lack_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("label", ["", "nan", "\u200b", "NA", "n/a", "None", "NULL"])
 def test_rejects_missing_labels(label: str) -> None:
     arrays = {"images": PIXELS[:2], "labels": np.array(["a", label])}
-    with pytest.raises(DataError, match="label of example 1 is"):
+    with pytest.raises(DataError, match="example 1 is"):
         raw_images_from_arrays(Path("x"), arrays, "class")
 
 

@@ -70,7 +70,7 @@ def test_case_files_match_in_either_normal_form(tmp_path: Path) -> None:
     raw = read_volumes(tmp_path, masks=True, slices=2)
     assert raw.columns["patient"].tolist() == [composed] * 2
     write(tmp_path / f"{parted}_image.nii.gz", volume(1))
-    with pytest.raises(DataError, match="one file for each image"):
+    with pytest.raises(DataError, match="each image"):
         read_volumes(tmp_path, masks=True)
 
 
@@ -85,7 +85,7 @@ def test_reads_case_folders_with_modalities(tmp_path: Path) -> None:
     assert raw.images[0, 0] == pytest.approx(expected(volume(10), 1), abs=1e-5)  # flair before t1
     assert raw.images[0, 1] == pytest.approx(expected(volume(0), 1), abs=1e-5)
     (tmp_path / "P2" / "P2_t1.nii.gz").unlink()
-    with pytest.raises(DataError, match="P2 has flair, and P1 flair, t1"):
+    with pytest.raises(DataError, match=r"P2 has flair.* P1 flair, t1"):
         read_volumes(tmp_path, masks=True)
 
 
@@ -121,7 +121,7 @@ def test_reads_a_data_set_of_volumes(tmp_path: Path) -> None:
     images = load(make_data_config(str(tmp_path), size=8), RECONSTRUCTION)
     assert images.train.targets.shape == (24, 1, 8, 8)
     assert images.group_column == "patient"
-    with pytest.raises(DataError, match=r"c1_image\.nii\.gz: slices are .*data\.size"):
+    with pytest.raises(DataError, match=r"c1_image\.nii\.gz: .*data\.size"):
         load(make_data_config(str(tmp_path)), SEGMENTATION)
 
 
@@ -156,7 +156,7 @@ def test_rejects_stray_labels_of_a_volume(tmp_path: Path) -> None:
         mask[0, 0, 3] = 4 if name == "b" else 1
         write(tmp_path / f"{name}_image.nii.gz", volume(0))
         write(tmp_path / f"{name}_mask.nii.gz", mask)
-    with pytest.raises(DataError, match=r"b_mask\.nii\.gz: has value 4, .* have 0, 1, 4 .*without gaps"):
+    with pytest.raises(DataError, match=r"b_mask\.nii\.gz: has value 4, .* 0, 1, 4 "):
         read_volumes(tmp_path, masks=True)
     assert read_volumes(tmp_path, masks=True, gaps=True).labels.max() == 4
 
@@ -242,7 +242,7 @@ def test_header_without_orientation_is_read_right_to_left_with_a_note(tmp_path: 
 def test_rejects_contradictory_headers(tmp_path: Path) -> None:
     file = tmp_path / "a_image.nii.gz"
     nibabel.save(scan_of(volume(0), qform=moved(x_x=-1)), file)
-    with pytest.raises(DataError, match=r"a_image\.nii\.gz: its sform says RAS and its qform LAS"):
+    with pytest.raises(DataError, match=r"a_image\.nii\.gz: .*sform .*RAS .*qform .*LAS"):
         read_volumes(tmp_path, masks=False)
     for codes in ((0, 1), (0, 0)):
         for edge in (0.0, -2.0, np.nan):
@@ -256,7 +256,7 @@ def test_rejects_contradictory_headers(tmp_path: Path) -> None:
         read_volumes(tmp_path, masks=False)
     nibabel.save(scan_of(volume(0)), file)
     put(file, 116, "<f", np.nan)  # scl_inter
-    with pytest.raises(DataError, match=r"a_image\.nii\.gz: cannot be read as NIfTI \(.*intercept nan"):
+    with pytest.raises(DataError, match=r"a_image\.nii\.gz: .*intercept nan"):
         read_volumes(tmp_path, masks=False)
 
 
@@ -302,27 +302,25 @@ def test_rejects_two_files_of_one_role(tmp_path: Path, more: str) -> None:
 def test_rejects_nnunet_folders(tmp_path: Path) -> None:
     for case in range(2):
         write(tmp_path / "imagesTr" / f"liver_{case}.nii.gz", volume(case))
-    with pytest.raises(DataError, match="imagesTr: is a folder of nnU-Net's layout"):
+    with pytest.raises(DataError, match=r"imagesTr: .*nnU-Net"):
         read_volumes(tmp_path, masks=False)
 
 
 def test_errors_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a_image.nii.gz", volume(0))
-    with pytest.raises(DataError, match=r"a_image\.nii\.gz: case 'a' has no mask"):
+    with pytest.raises(DataError, match=r"a_image\.nii\.gz: case 'a' .*mask"):
         read_volumes(tmp_path, masks=True)
     write(tmp_path / "a_mask.nii.gz", volume(0)[:4])
-    with pytest.raises(
-        DataError, match=r"a_mask\.nii\.gz: is of shape \(4, 8, 6\), and .*a_image\.nii\.gz \(12, 8, 6\)"
-    ):
+    with pytest.raises(DataError, match=r"a_mask\.nii\.gz: .*\(4, 8, 6\).*a_image\.nii\.gz \(12, 8, 6\)"):
         read_volumes(tmp_path, masks=True)
     write(tmp_path / "a_mask.nii.gz", np.full((12, 8, 6), 0.5, dtype=np.float32))
-    with pytest.raises(DataError, match=r"a_mask\.nii\.gz: has fractional values"):
+    with pytest.raises(DataError, match=r"a_mask\.nii\.gz: .*fractional"):
         read_volumes(tmp_path, masks=True)
     (tmp_path / "a_image.nii.gz").write_bytes(b"not a volume")
-    with pytest.raises(DataError, match=r"a_image\.nii\.gz: cannot be read as NIfTI"):
+    with pytest.raises(DataError, match=r"a_image\.nii\.gz: .*NIfTI"):
         read_volumes(tmp_path, masks=False)
     write(tmp_path / "a_image.nii.gz", np.zeros((4, 4, 4), dtype=np.int16))
-    with pytest.raises(DataError, match=r"a_image\.nii\.gz: has one value everywhere"):
+    with pytest.raises(DataError, match=r"a_image\.nii\.gz: .*one value"):
         read_volumes(tmp_path, masks=False)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="has no <case>_image"):

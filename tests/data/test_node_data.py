@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig, check_pixel_range, load_node_data
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
+from tests.support.errors import raises_invalid
 
 HALF = (0.5,)
 PETS = DataSpec(ClassificationConfig(), ("cat", "dog", "eel"), (1, 4, 8), HALF, HALF)
@@ -75,7 +77,7 @@ def test_classes_are_matched_by_name_and_may_be_missing(tmp_path: Path) -> None:
     config = write_npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["eel", "cat"])
     assert load_node_data(config, tmp_path, PETS)[0].targets.tolist() == [2, 0]
     config = write_npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["eel", "cow"])
-    with pytest.raises(DataError, match=r"has a class 'cow'.* cat, dog, eel"):
+    with pytest.raises(DataError, match=r"'cow'.* cat, dog, eel"):
         load_node_data(config, tmp_path, PETS)
     # A declared class need not occur.
     config = write_npz(tmp_path, images=PIXELS, labels=[0, 0], classes=["eel", "cow"])
@@ -86,7 +88,7 @@ def test_numeric_labels_are_class_indices_even_if_classes_have_numeric_names(tmp
     spec = DataSpec(ClassificationConfig(), ("1", "2", "3"), (1, 4, 8), HALF, HALF)
     config = write_npz(tmp_path, images=PIXELS, labels=[1, 2])
     assert load_node_data(config, tmp_path, spec)[0].targets.tolist() == [1, 2]
-    with pytest.raises(DataError, match=r"label 3 of example 0 is outside 0..2"):
+    with pytest.raises(DataError, match=r"label 3 of example 0.* 0..2"):
         load_node_data(write_npz(tmp_path, images=PIXELS, labels=[3, 0]), tmp_path, spec)
 
 
@@ -107,7 +109,7 @@ def test_derives_the_spec_from_data_without_a_server(tmp_path: Path) -> None:
     data, spec = load_node_data(config, tmp_path)
     assert spec == DataSpec(ClassificationConfig(), ("a", "b"), (1, 4, 8), HALF, HALF)
     torch.testing.assert_close(data.inputs, NORMALIZED)
-    with pytest.raises(DataError, match="has only one class: name the run"):
+    with pytest.raises(DataError, match="one class"):
         load_node_data(write_npz(tmp_path, images=PIXELS, labels=[0, 0]), tmp_path)
 
 
@@ -140,9 +142,9 @@ def test_reads_a_csv_of_pixels(tmp_path: Path) -> None:
 
 
 def test_csv_pixels_are_bytes(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"1 examples hold NaN or values outside 0..255, the first is .* 1"):
+    with pytest.raises(DataError, match=r"1 examples.* 0..255.* 1"):
         load_node_data(write_pixel_csv(tmp_path, ["dog", "cat"], scale=5.0), tmp_path, PETS)
-    with pytest.raises(DataError, match=r"no pixel is above 1"):
+    with pytest.raises(DataError, match="above 1"):
         load_node_data(write_pixel_csv(tmp_path, ["dog", "cat"], scale=1 / 255), tmp_path, PETS)
 
 
@@ -157,14 +159,14 @@ def test_reads_a_csv_of_image_files(tmp_path: Path) -> None:
     torch.testing.assert_close(data.inputs, NORMALIZED)
     assert data.targets.tolist() == [2, 0]
     write_png(tmp_path / "in" / "two.png", PIXELS[1][:2])
-    with pytest.raises(DataError, match=r"image 'two.png': is 2 x 8, but .* 'one.png' is 4 x 8 .*data\.fit"):
+    with pytest.raises(DataError, match=r"'two.png': is 2 x 8.* 'one.png' is 4 x 8 .*data\.fit"):
         load_node_data(config, tmp_path, PETS)
     fitted, _ = load_node_data(replace(config, fit=True), tmp_path, replace(PETS, shape=(1, 4, 4)))
     assert fitted.inputs.shape == (2, 1, 4, 4)
-    with pytest.raises(UnknownInputFormatError, match="its images differ in size"):
+    with pytest.raises(UnknownInputFormatError, match="in size"):
         load_node_data(replace(config, fit=True), tmp_path)
     (tmp_path / "in" / "two.png").unlink()
-    with pytest.raises(DataError, match=r"image 'two.png': cannot be read as an image"):
+    with pytest.raises(DataError, match=r"'two.png': cannot be"):
         load_node_data(config, tmp_path, PETS)
 
 
@@ -180,7 +182,7 @@ def test_csv_determines_its_shape_without_a_server(tmp_path: Path) -> None:
     assert data.targets.tolist() == [1, 0]
     torch.testing.assert_close(data.inputs, NORMALIZED[..., :4])
     config = write_pixel_csv(tmp_path, ["dog", "cat"])
-    with pytest.raises(DataError, match=r"has 32 pixels a line \(expected a square number"):
+    with pytest.raises(DataError, match=r"32 pixels .*a square"):
         load_node_data(config, tmp_path)
 
 
@@ -220,7 +222,7 @@ def test_loads_tensors_in_the_form_of_the_spec(tmp_path: Path) -> None:
     assert data.groups is not None
     assert data.groups[0] == data.groups[1]
     check_pixel_range(config, data, PETS)
-    with pytest.raises(DataError, match=r"values from -3 to .*expected -1 to 1 with mean 0.5 and std 0.5"):
+    with pytest.raises(DataError, match=r"from -3 .*-1 to 1 .*0.5 .*0.5"):
         check_pixel_range(config, loaded(inputs=3 * NORMALIZED), PETS)
     for changed, message in (
         ({"inputs": NORMALIZED[:, :, :, :4].clone()}, r"shape \(1, 4, 4\) \(expected \(1, 4, 8\)"),
@@ -245,7 +247,7 @@ def test_declared_normalization_reveals_no_extreme_pixel() -> None:
     """Image targets are in [-1, 1]: with other constants, refusals would reveal extreme pixels."""
     DataSpec(ReconstructionConfig(), ("image",), (1, 8, 8), (0.5,), (0.5,))
     for mean, std in ((0.0, 0.5), (0.5, 0.49)):
-        with pytest.raises(ArgumentError, match=r"spec.mean and spec.std .* 0.5 for task reconstruction"):
+        with raises_invalid("spec.mean and spec.std", ANY, "0.5", "task reconstruction"):
             DataSpec(ReconstructionConfig(), ("image",), (1, 8, 8), (mean,), (std,))
 
 
@@ -366,7 +368,7 @@ def test_owner_module_comes_from_the_owners_folder(tmp_path: Path) -> None:
     config = NodeDataConfig(source="my_shared_name:pair")
     with fresh("my_shared_name"):
         load_node_data(config, tmp_path / "a", PETS)
-        with pytest.raises(ArgumentError, match=r"expected another name for .*b/my_shared_name.py"):
+        with raises_invalid("data.source", "my_shared_name:pair", "b/my_shared_name.py"):
             load_node_data(config, tmp_path / "b", PETS)
 
 

@@ -24,6 +24,7 @@ from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.multi_label import MultiLabelConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
+from tests.support.errors import raises_invalid
 
 HALF = (0.5,)
 MAPS = DataSpec(SegmentationConfig(), ("background", "tumor"), (1, 8, 8), HALF, HALF)
@@ -69,7 +70,7 @@ def test_test_examples_are_left_out_with_their_groups(tmp_path: Path) -> None:
     groups = data.groups.tolist()
     assert groups[1] == groups[2]
     assert len(set(groups)) == 3
-    with pytest.raises(DataError, match="all examples are for testing"):
+    with pytest.raises(DataError, match="for testing"):
         load_node_data(write_npz(tmp_path, images=PIXELS, masks=MASKS, split=[1] * 6), tmp_path, MAPS)
 
 
@@ -82,7 +83,7 @@ def test_owner_may_lack_classes(tmp_path: Path) -> None:
 def test_rejects_other_sizes_without_fit(tmp_path: Path) -> None:
     big, masks = PIXELS.repeat(2, 1).repeat(2, 2), MASKS.repeat(2, 1).repeat(2, 2)
     config = write_npz(tmp_path, images=big, masks=masks)
-    with pytest.raises(DataError, match=r"images are 1 x 16 x 16 .*data\.fit"):
+    with pytest.raises(DataError, match=r"1 x 16 x 16 .*data\.fit"):
         load_node_data(config, tmp_path, MAPS)
     data, _ = load_node_data(replace(config, fit=True), tmp_path, MAPS)
     assert torch.equal(data.targets, torch.from_numpy(MASKS).long())
@@ -117,7 +118,7 @@ def test_findings_without_a_column_are_unknown(tmp_path: Path) -> None:
     config = write_npz(tmp_path, images=PIXELS, labels=labels, classes=["Hernia", "Mass"])
     data, _ = load_node_data(config, tmp_path, FINDINGS)
     assert data.targets.tolist() == [[mass, -1, hernia] for hernia, mass in labels.tolist()]
-    with pytest.raises(DataError, match=r"has 2 classes without names \(expected 3"):
+    with pytest.raises(DataError, match=r"2 classes .*expected 3"):
         load_node_data(write_npz(tmp_path, images=PIXELS, labels=labels), tmp_path, FINDINGS)
 
 
@@ -135,10 +136,10 @@ def test_reads_findings_from_columns_or_lists(tmp_path: Path) -> None:
     data, _ = load_node_data(NodeDataConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
     assert data.targets.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
     (tmp_path / "mine.csv").write_text("file,Mass\n0.png,maybe\n")
-    with pytest.raises(DataError, match="finding 'Mass' has 'maybe'"):
+    with pytest.raises(DataError, match="'Mass' has 'maybe'"):
         load_node_data(NodeDataConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
     (tmp_path / "mine.csv").write_text("file,label\n0.png,Cough\n")
-    with pytest.raises(DataError, match=r"has a finding 'Cough'.* Mass, Edema, Hernia"):
+    with pytest.raises(DataError, match=r"'Cough'.* Mass, .*Hernia"):
         load_node_data(NodeDataConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
 
 
@@ -164,7 +165,7 @@ def test_patches_are_grouped_by_image_or_patient(tmp_path: Path) -> None:
     assert data.groups is not None
     assert [int((data.groups == group).sum()) for group in data.groups.unique()] == [6, 6, 6]
     assert len(limit_groups(data, 4)) == 12  # as with privacy.group_size = 4
-    with pytest.raises(ArgumentError, match=r"invalid data\.group = 'patient' \(expected empty \('slide'\)"):
+    with raises_invalid("data.group", "patient", "empty ('slide'"):
         load_node_data(replace(config, group="patient"), tmp_path, NUCLEI)
     (tmp_path / config.path / "cases.csv").write_text("name,patient\n0,a\n1,a\n2,b\n", encoding="utf-8")
     for group, sizes in (("", [6, 12]), ("patient", [6, 12]), ("slide", [6, 6, 6])):
@@ -217,7 +218,7 @@ def test_memory_is_checked_before_images_are_resized(tmp_path: Path, monkeypatch
         (NodeDataConfig(source="csv", path="classes.csv"), classes),
         (replace(scans, path="by-class"), classes),
     ):
-        with pytest.raises(MemoryLimitExceeded, match="data as inputs of 1 x 8000 x 8000"):
+        with pytest.raises(MemoryLimitExceeded, match="1 x 8000 x 8000"):
             load_node_data(replace(config, fit=True), tmp_path, replace(spec, shape=large), max_bytes=10**6)
 
 
@@ -230,7 +231,7 @@ def test_texts_get_the_ids_of_the_server(tmp_path: Path) -> None:
     assert sorted(map(tuple, data.inputs.tolist())) == sorted(map(tuple, other_data.tolist()))
     assert data.targets.tolist() == [1, 0, 0, 1]
     other = replace(spec, classes=("fine", "poor"))
-    with pytest.raises(DataError, match="has a class 'no'"):
+    with pytest.raises(DataError, match="class 'no'"):
         load_node_data(NodeDataConfig(source="csv", path="mine.csv"), tmp_path, other)
 
 
@@ -256,7 +257,7 @@ def test_rejects_sources_that_a_task_does_not_support(
 def test_rejects_slices_without_volumes(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"data\.slices = 3"):
         NodeDataConfig(source="npz", slices=3)
-    with pytest.raises(ArgumentError, match=r"invalid data\.source = 'nifti' \(expected npz, folder or csv"):
+    with raises_invalid("data.source", "nifti", "npz, folder or csv"):
         load_node_data(NodeDataConfig(source="nifti", path="x"), tmp_path, CLASSES)
 
 

@@ -151,7 +151,7 @@ class Bomb:
 def test_rejects_pickles_and_other_formats(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "some.npz"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"some\.npz cannot be read"):
+    with pytest.raises(DataError, match=r"some\.npz cannot"):
         read_npz(path)
 
 
@@ -167,7 +167,7 @@ def test_error_names_a_damaged_array(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[content.index(GOOD["images"].tobytes()[:16])] ^= 255
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"array 'images' cannot be read .*CRC"):
+    with pytest.raises(DataError, match=r"array 'images' .*CRC"):
         read_npz(path)
 
 
@@ -206,7 +206,7 @@ def test_class_folders_may_have_a_cases_csv(tmp_path: Path) -> None:
     assert raw.split is not None
     assert raw.split.tolist() == [False, False, True]
     cases.write_text("name,patient\ndog/z,p1\ncat/z,p2\n")
-    with pytest.raises(DataError, match="does not name 'dog/a'"):
+    with pytest.raises(DataError, match="'dog/a'"):
         read_class_folders(tmp_path)
 
 
@@ -254,11 +254,11 @@ def test_error_names_an_image_of_another_size(
 def test_error_names_a_broken_image(tmp_path: Path) -> None:
     path = save_image(tmp_path / "c" / "a.png", make_pixels(64, 64))
     path.write_bytes(path.read_bytes()[:-500])
-    with pytest.raises(DataError, match=r"a\.png: cannot be read as an image \(.*\)$"):
+    with pytest.raises(DataError, match=r"a\.png: .* \([^)]*\)$"):
         read_class_folders(tmp_path)
     save_image(tmp_path / "c" / "b.png", make_pixels(64, 64))
     (tmp_path / "c" / "c.png").write_text("none")
-    with pytest.raises(DataError, match=r"a\.png: cannot be read as an image \(.*\) \(1 more such\)$"):
+    with pytest.raises(DataError, match=r"a\.png: .*\(1 more"):
         read_class_folders(tmp_path)
 
 
@@ -267,14 +267,14 @@ def test_rejects_empty_folders(tmp_path: Path) -> None:
         read_class_folders(tmp_path)
     save_image(tmp_path / "cat" / "1.png", make_pixels(8, 8))
     (tmp_path / "dog").mkdir()
-    with pytest.raises(DataError, match="dog: holds no image"):
+    with pytest.raises(DataError, match=r"dog: .*no image"):
         read_class_folders(tmp_path)
 
 
 def test_rejects_test_classes_without_training_folder(tmp_path: Path) -> None:
     save_image(tmp_path / "train" / "cat" / "1.png", make_pixels(8, 8))
     save_image(tmp_path / "test" / "dog" / "1.png", make_pixels(8, 8))
-    with pytest.raises(DataError, match=r"test/dog: has no folder of that name in .*train"):
+    with pytest.raises(DataError, match=r"test/dog: .*train"):
         read_class_folders(tmp_path)
 
 
@@ -332,7 +332,7 @@ def test_node_uses_the_training_part_only(tmp_path: Path) -> None:
 
 
 def test_error_names_a_missing_part(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no array 'val_labels', only test_images"):
+    with pytest.raises(DataError, match=r"'val_labels', .*test_images"):
         load(make_data_config(str(medmnist(tmp_path / "part.npz", val_labels=None))))
 
 
@@ -355,7 +355,7 @@ def test_missing_validation_part_is_sampled(tmp_path: Path) -> None:
 def test_missing_test_part_is_sampled(tmp_path: Path) -> None:
     data = load(make_data_config(str(medmnist(tmp_path / "train.npz", **VALIDATION, **TEST))))
     assert sorted(numbered_images(data.train) + numbered_images(data.test)) == list(range(12))
-    with pytest.raises(DataError, match=r"no_test\.npz: has val_images and no test_images"):
+    with pytest.raises(DataError, match=r"no_test\.npz: .*val_images .*test_images"):
         load(make_data_config(str(medmnist(tmp_path / "no_test.npz", **TEST))))
 
 
@@ -366,7 +366,7 @@ def test_other_arrays_of_medmnist_files_are_kept(tmp_path: Path) -> None:
     assert data.classes == ("healthy", "ill")
     assert data.columns["patient"].tolist() == [n // 2 for n in range(12)]
     del patients["val_patient"]
-    with pytest.raises(DataError, match="has no array 'val_patient'"):
+    with pytest.raises(DataError, match="array 'val_patient'"):
         load(make_data_config(str(medmnist(tmp_path / "some.npz", **patients))))
 
 
@@ -387,9 +387,9 @@ def test_rejects_inconsistent_medmnist_parts(tmp_path: Path, changes: dict[str, 
 def test_rejects_bytes_of_0_and_1() -> None:
     binary = np.eye(8, dtype=np.uint8)[None].repeat(2, axis=0)
     for pixels in (binary, binary * np.float32(0.5)):
-        with pytest.raises(DataError, match="here: no pixel is above 1"):
+        with pytest.raises(DataError, match=r"here: .*above 1"):
             reshape_pixel_rows(pixels.reshape(2, 64).astype(np.float32), Path("here"), ())
-    with pytest.raises(DataError, match="here: no pixel is above 1"):
+    with pytest.raises(DataError, match=r"here: .*above 1"):
         raw_images_from_arrays(Path("here"), {"images": binary, "labels": np.array([0, 1])}, "class")
     for sound in (binary * np.uint8(255), binary * np.uint8(0), binary.astype(np.float32)):
         raw = raw_images_from_arrays(Path("here"), {"images": sound, "labels": np.array([0, 1])}, "class")

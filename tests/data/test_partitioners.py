@@ -329,7 +329,7 @@ def test_rejects_unusable_columns(split_name: str, column: Any, words: str) -> N
 
 
 def test_rejects_labels_outside_the_classes_and_no_examples() -> None:
-    with pytest.raises(DataError, match="label 2 of example"):
+    with pytest.raises(DataError, match="label 2"):
         divide(labels_of_sizes(30, 30, 30), 2, name="shards", minimum=1)
     with pytest.raises(DataError, match="no examples"):
         divide(torch.empty(0, dtype=torch.int64), 2, name="iid")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from fedstill.tasks import TASKS
 from fedstill.tasks.multi_label import MultiLabelConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
+from tests.support.errors import raises_invalid
 
 SEGMENTATION, FINDINGS = SegmentationConfig(), MultiLabelConfig()
 RECONSTRUCTION = ReconstructionConfig()
@@ -79,7 +81,7 @@ def test_site_with_one_patient_is_left_out_with_a_note() -> None:
     assert set(data.columns["site"]) == {"a", "b", "c"}
     with pytest.raises(ArgumentError, match=r"data\.sites = 'd'"):
         prepare_images(patient_slices(), Digits(), SEGMENTATION, "mine", sites=("a", "d"))
-    with pytest.raises(ArgumentError, match="some of a, b, c, d"):
+    with raises_invalid("data.sites", "z", "some of a, b, c, d"):
         prepare_images(patient_slices(), Digits(), SEGMENTATION, "mine", sites=("z",))
     only = prepare_images(patient_slices(), Digits(), SEGMENTATION, "mine", sites=("b",))
     assert {p % 3 for p in patients_in(only.train) | patients_in(only.test)} == {1}
@@ -115,9 +117,9 @@ def test_reconstruction_targets_are_images_and_inputs_are_measurements() -> None
     assert not torch.equal(data.test.inputs, data.test.targets)
     pixels = {round(float(x), 4) for x in (data.test.targets[:, 0, 0, 0] + 1) / 2}
     assert pixels <= {round(float(x), 4) for x in raw.images[:, 1, 0, 0]}
-    with pytest.raises(ArgumentError, match="rebuilds one image"):
+    with raises_invalid("data.channels", ANY, "one image"):
         prepare_images(raw, Digits(), RECONSTRUCTION, "mine", channels=(0, 1))
-    with pytest.raises(ArgumentError, match="different numbers from 0 to 1"):
+    with raises_invalid("data.channels", ANY, "from 0 to 1"):
         prepare_images(raw, Digits(), RECONSTRUCTION, "mine", channels=(2,))
 
 
@@ -185,7 +187,7 @@ def test_cases_csv_has_patients_sites_and_split(tmp_path: Path) -> None:
     assert data.columns["site"].tolist() == ["a", "a", "b", "b"]
     assert [round(float(x) * 12.75 + 12.75) for x in data.test.inputs[:, 0, 0, 0]] == [2, 3]
     (root / "cases.csv").write_text("name,site\ni0,a\n")
-    with pytest.raises(DataError, match="does not name 'i1'"):
+    with pytest.raises(DataError, match="name 'i1'"):
         load(make_data_config(str(root)), SEGMENTATION)
     parts = ("train", "0", "test", "1", "Validation", "dev")
     (root / "cases.csv").write_text("name,split\n" + "\n".join(f"i{i},{p}" for i, p in enumerate(parts)))
@@ -196,7 +198,7 @@ def test_cases_csv_has_patients_sites_and_split(tmp_path: Path) -> None:
         "2 validation examples are not used (data.validation)",
     )
     (root / "cases.csv").write_text("name,split\n" + "\n".join(f"i{i},maybe" for i in range(6)))
-    with pytest.raises(DataError, match=r"cases\.csv: split has 'maybe' \(expected train, test and valid"):
+    with pytest.raises(DataError, match=r"cases\.csv: split .*'maybe'"):
         load(make_data_config(str(root)), SEGMENTATION)
 
 
@@ -214,13 +216,13 @@ def test_reads_train_and_test_folders(tmp_path: Path) -> None:
 def test_folder_errors_name_the_file(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "scans")
     Image.fromarray(np.zeros((4, 8), dtype=np.uint8)).save(root / "masks" / "i1.png")
-    with pytest.raises(DataError, match=r"masks/i1\.png: is 4 x 8, and its image 8 x 8"):
+    with pytest.raises(DataError, match=r"masks/i1\.png: .*4 x 8.* 8 x 8"):
         load(make_data_config(str(root)), SEGMENTATION)
     (root / "masks" / "i1.png").unlink()
     with pytest.raises(DataError, match=r"images/i1\.png: has no mask"):
         load(make_data_config(str(root)), SEGMENTATION)
     Image.fromarray(np.zeros((8, 4), dtype=np.uint8)).save(root / "images" / "i1.png")
-    with pytest.raises(DataError, match=r"images/i1\.png: is 8 x 4, but .*i0\.png is 8 x 8"):
+    with pytest.raises(DataError, match=r"images/i1\.png: is 8 x 4.*i0\.png is 8 x 8"):
         load(make_data_config(str(root)), RECONSTRUCTION)
     data = load(make_data_config(str(root), size=8), RECONSTRUCTION)
     assert data.train.targets.shape == (5, 1, 8, 8)
@@ -237,10 +239,10 @@ def test_reads_an_npz_of_masks(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"masks are \(36, 4, 8\)"):
         load(make_data_config(str(tmp_path / "mine.npz")), SEGMENTATION)
     np.savez(tmp_path / "mine.npz", **arrays | {"masks": raw.labels * 0.5})
-    with pytest.raises(DataError, match=r"masks: are float64 \(expected whole numbers"):
+    with pytest.raises(DataError, match=r"masks: .*float64 .*whole"):
         load(make_data_config(str(tmp_path / "mine.npz")), SEGMENTATION)
     np.savez(tmp_path / "mine.npz", **arrays | {"masks": raw.labels - 1})
-    with pytest.raises(DataError, match="values from -1 to 0"):
+    with pytest.raises(DataError, match="from -1 to 0"):
         load(make_data_config(str(tmp_path / "mine.npz")), SEGMENTATION)
 
 

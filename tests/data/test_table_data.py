@@ -34,6 +34,7 @@ from fedstill.data.table_data import (
 )
 from fedstill.tasks.classification import ClassificationConfig, TabularConfig
 from fedstill.tasks.regression import RegressionConfig
+from tests.support.errors import raises_invalid
 
 SCHEMA = """
 target = "ill"
@@ -140,7 +141,7 @@ def test_parquet_and_csv_agree(hospitals: Path) -> None:
     assert (len(alone.train), alone.name) == (1, "paris")
     parquet.write_table(arrow.table({**columns, "age": [None, 101]}), hospitals / "own.parquet")
     spec = DataSpec.from_data(TASK, as_csv)
-    with pytest.raises(DataError, match=r"own\.parquet, row 2: column 'age' is 101 \(expected 0 to 100"):
+    with pytest.raises(DataError, match=r"own\.parquet, row 2: .*'age' is 101 .*0 to 100"):
         node_data.load_node_data(NodeDataConfig("parquet", "own.parquet"), hospitals, spec)
     parquet.write_table(arrow.table({**columns, "age": [None, 7]}), hospitals / "own.parquet")
     specific, _ = node_data.load_node_data(NodeDataConfig("parquet", "own.parquet"), hospitals, spec)
@@ -151,15 +152,15 @@ def test_parquet_errors_are_one_line(hospitals: Path, monkeypatch: pytest.Monkey
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = hospitals / "berlin.parquet"
     parquet.write_table(arrow.table({"age": []}), path)
-    with pytest.raises(DataError, match=r"has 'berlin\.csv' and 'berlin\.parquet' \(expected one"):
+    with pytest.raises(DataError, match=r"'berlin\.csv' and 'berlin\.parquet'"):
         of(hospitals)
-    with pytest.raises(DataError, match="there are no examples"):
+    with pytest.raises(DataError, match="no examples"):
         of(path)
     path.write_bytes(b"age,ill")
-    with pytest.raises(DataError, match=r"berlin\.parquet: cannot be read as a table"):
+    with pytest.raises(DataError, match=r"berlin\.parquet: .*a table"):
         of(path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"reading Parquet needs pyarrow: pip install 'fedstill\[tables\]'"):
+    with pytest.raises(DataError, match=r"pyarrow: .*'fedstill\[tables\]'"):
         of(path)
 
 
@@ -205,9 +206,7 @@ def test_schema_violations_are_listed_by_column_and_counted(hospitals: Path) -> 
     for name in ("berlin", "paris"):
         row = ",".join(f"c{n}" for n in range(7)) + "\n" + ",".join(["x" * 3000] * 7)
         (hospitals / f"{name}.csv").write_text(row, encoding="utf-8")
-    with pytest.raises(
-        DataError, match=r"column 'c1' is x{57}\.\.\..*expected.*; and 2 more columns$"
-    ) as caught:
+    with pytest.raises(DataError, match=r"'c1' is x{57}\.\.\..*2 more") as caught:
         read_table_folder(hospitals, read_schema(hospitals / "schema.toml"))
     assert len(str(caught.value)) < 1500
 
@@ -242,7 +241,7 @@ def test_table_errors_are_one_line(hospitals: Path, name: str, text: str, error_
 def test_rejects_tables_for_image_tasks_and_vice_versa(hospitals: Path) -> None:
     with pytest.raises(ArgumentError, match=r"data\.name = 'wine'"):
         load(make_data_config("wine"), ClassificationConfig())
-    with pytest.raises(ArgumentError, match="breast-cancer, wine or a path for task tabular"):
+    with raises_invalid("data.name", "digits", "breast-cancer, wine", "task tabular"):
         load(make_data_config("digits"), TASK)
     with pytest.raises(ArgumentError, match=r"data\.size = 8"):
         of(hospitals, size=8)
@@ -337,7 +336,7 @@ def test_public_rows_are_sampled_or_from_a_table_of_the_same_schema(hospitals: P
     assert other is not None
     assert other.labels is not None
     assert (len(other), other.labels.tolist()) == (2, [1, 0])
-    with pytest.raises(ArgumentError, match="expected rows of the same schema as those of hospitals"):
+    with raises_invalid("public.name", "wine", "same schema", "hospitals"):
         load_public(PublicConfig("wine"), data, TASK)
 
 
@@ -355,7 +354,7 @@ def test_node_checks_rows_against_the_servers_schema(hospitals: Path) -> None:
     narrow = replace(
         data.schema, columns=(replace(data.schema.columns[0], range=(0.0, 70.0)), *data.schema.columns[1:])
     )
-    with pytest.raises(DataError, match=r"berlin\.csv, line 2: column 'age' is 75 \(expected 0 to 70"):
+    with pytest.raises(DataError, match=r"berlin\.csv, line 2: .*'age' is 75 .*0 to 70"):
         node_data.load_node_data(NodeDataConfig("csv", "berlin.csv"), hospitals, replace(spec, schema=narrow))
     with pytest.raises(MemoryLimitExceeded):
         node_data.load_node_data(NodeDataConfig("csv", "berlin.csv"), hospitals, spec, max_bytes=100)
@@ -385,7 +384,7 @@ def test_rejects_specs_without_a_matching_schema(hospitals: Path) -> None:
     spec = DataSpec.from_data(TASK, data)
     with pytest.raises(ArgumentError, match=r"spec\.schema"):
         replace(spec, schema=TableSchema())
-    with pytest.raises(ArgumentError, match=r"spec\.schema .*one of 6 features"):
+    with raises_invalid("spec.schema", "ill", "one of 6 features"):
         replace(spec, shape=(6,))
 
 
@@ -464,7 +463,7 @@ def test_leaves_out_numbers_with_decimal_commas(rows: int) -> None:
     schema, left_out = draft_schema(cells, "y")
     assert [column.name for column in schema.columns] == ["x", "y"]
     assert "'3,0'" in left_out["dose"]
-    with pytest.raises(DataError, match="'dose' cannot be the target: its numbers have commas"):
+    with pytest.raises(DataError, match=r"'dose' .*target.* commas"):
         draft_schema(cells, "dose")
 
 
@@ -495,7 +494,7 @@ def test_error_names_an_unusable_target(target: str, message: str) -> None:
 
 
 def test_rejects_tables_without_usable_inputs() -> None:
-    with pytest.raises(DataError, match="no column except 'y' is usable"):
+    with pytest.raises(DataError, match=r"no column .*'y'"):
         draft_schema({"x": ["1", "1"], "y": ["a", "b"]}, "y")
 
 

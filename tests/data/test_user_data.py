@@ -18,6 +18,7 @@ from fedstill.tasks.classification import ClassificationConfig
 from fedstill.tasks.instances import InstancesConfig
 from fedstill.tasks.multi_label import MultiLabelConfig
 from fedstill.tasks.segmentation import SegmentationConfig
+from tests.support.errors import raises_invalid
 
 SEGMENTATION, FINDINGS = SegmentationConfig(), MultiLabelConfig()
 
@@ -49,9 +50,7 @@ def test_mask_gaps_need_class_names(tmp_path: Path) -> None:
     masks[:, 0], masks[4, 1, 2] = 1, 3
     path = tmp_path / "mine.npz"
     np.savez(path, images=images, masks=masks)
-    with pytest.raises(
-        DataError, match=r"mine\.npz: masks: example 4 has value 3, and all masks together have 0, 1, 3"
-    ):
+    with pytest.raises(DataError, match=r"mine\.npz: masks: .* 4 .*value 3.* 0, 1, 3"):
         load(make_data_config(str(path)), SEGMENTATION)
     np.savez(path, images=images, masks=masks, classes=np.array(["none", "a", "b", "c"]))
     assert load(make_data_config(str(path)), SEGMENTATION).classes == ("none", "a", "b", "c")
@@ -86,7 +85,7 @@ def test_rejects_unsupported_file_formats(tmp_path: Path, task: TaskConfig, kind
 
 def test_images_and_masks_are_not_two_classes(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "scans")
-    with pytest.raises(DataError, match="scans: this looks like images and masks: task segmentation"):
+    with pytest.raises(DataError, match=r"scans: .*task segmentation"):
         load(make_data_config(str(root)))
     (root / "masks").rename(root / "drawings")
     assert load(make_data_config(str(root))).classes == ("drawings", "images")
@@ -105,7 +104,7 @@ def test_mixed_images_become_one_size_and_color(tmp_path: Path) -> None:
             make_image(
                 tmp_path / "pets" / name / f"{number}.png", height, width, 3 if number % 2 else 1, value
             )
-    with pytest.raises(DataError, match=r"cat/1\.png: is 8 x 8, but .*cat/0\.png is 30 x 41 .*; data\.size"):
+    with pytest.raises(DataError, match=r"cat/1\.png: is 8 x 8.*cat/0\.png is 30 x 41 .*data\.size"):
         load(make_data_config(str(tmp_path / "pets")))
     data = load(make_data_config(str(tmp_path / "pets"), size=8))
     assert data.train.inputs.shape[1:] == data.test.inputs.shape[1:] == (3, 8, 8)
@@ -134,9 +133,7 @@ def test_reads_a_csv_of_image_files_and_classes(tmp_path: Path) -> None:
     lines[0] = "image,label,site,patient,split"
     table.write_text("\n".join(lines) + "\n")
     assert torch.equal(load(make_data_config(str(table))).train.inputs, data.train.inputs)
-    with pytest.raises(
-        ArgumentError, match=r"invalid data\.label = 'kind' \(expected one column of .*list\.csv"
-    ):
+    with raises_invalid("data.label", "kind", "one column", "list.csv"):
         load(make_data_config(str(table), label="kind"))
 
 
@@ -144,7 +141,7 @@ def test_numeric_table_error_names_the_tabular_task(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
     for cells in ("age,ward,label\n3,2,a\n4,1,b\n", "age,ward,x,y,label\n3,north,1,2,a\n4,south,1,2,b\n"):
         table.write_text(cells)
-        with pytest.raises(DataError, match=r"rows\.csv: .*; for columns of numbers use --task"):
+        with pytest.raises(DataError, match=r"rows\.csv: .*--task"):
             load(make_data_config(str(table)))
 
 
@@ -164,11 +161,11 @@ def test_reads_all_images_of_a_class(tmp_path: Path) -> None:
     data = load(make_data_config(str(tmp_path / "pets")))
     assert len(data.train) + len(data.test) == 9
     (tmp_path / "pets" / "dog" / "up").symlink_to(tmp_path / "pets")  # its cats would be dogs
-    with pytest.raises(DataError, match=r"dog/up: is a link to a folder that contains it"):
+    with pytest.raises(DataError, match=r"dog/up: .*a link"):
         load(make_data_config(str(tmp_path / "pets")))
     (tmp_path / "pets" / "dog" / "up").unlink()
     (tmp_path / "pets" / "dog" / "4.HEIC").write_bytes(b"none")
-    with pytest.raises(DataError, match=r"dog/4\.HEIC: has an unsupported image format \(expected \.bmp, "):
+    with pytest.raises(DataError, match=r"dog/4\.HEIC: .*\.bmp, "):
         load(make_data_config(str(tmp_path / "pets")))
 
 
@@ -185,7 +182,7 @@ def test_reads_train_test_and_validation_folders(tmp_path: Path) -> None:
     assert len(measured.test) == 4
     assert bool((measured.test.inputs == 1).all())  # of the validation part
     (tmp_path / "pets" / "test").rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=r"pets: is divided into train, val \(expected train, test"):
+    with pytest.raises(DataError, match=r"pets: .*train, val .*train, test"):
         load(make_data_config(position))
     for name in ("bus", "car"):
         make_image(tmp_path / "traffic" / name / "1.png", 8, 8, 1, 0)
@@ -227,7 +224,7 @@ def test_rejects_masks_with_another_orientation(tmp_path: Path) -> None:
     assert data.train.targets[0].tolist() == [[1] * 8] * 4 + [[0] * 8] * 8
     assert bool(((data.train.inputs[:, 0] > 0) == (data.train.targets == 1)).all())
     Image.fromarray(pixels.T).save(tmp_path / "masks" / "1.png")
-    with pytest.raises(DataError, match=r"images/1\.png: and its mask have different EXIF orientations"):
+    with pytest.raises(DataError, match=r"images/1\.png: .*EXIF"):
         load(make_data_config(str(tmp_path)), SEGMENTATION)
 
 
@@ -249,31 +246,31 @@ def test_csv_columns_can_be_renamed(tmp_path: Path) -> None:
         make_image(tmp_path / f"{number}.png", 8, 8, 1, 0)
     table = tmp_path / "list.csv"
     table.write_text("image,Mass\n" + "".join(f"{number}.png,1\n" for number in range(4)))
-    with pytest.raises(ArgumentError, match=r"invalid data\.label = 'Findngs' \(expected one column of"):
+    with raises_invalid("data.label", "Findngs", "one column of"):
         load(make_data_config(str(table), label="Findngs"), FINDINGS)
     table.write_text("image,label\n0.png,a\n1.png,b\n")
-    with pytest.raises(ArgumentError, match=r"invalid data\.label = 'image' \(expected another column"):
+    with raises_invalid("data.label", "image", "another column"):
         load(make_data_config(str(table), label="image"))
     np.savez(tmp_path / "mine.npz", images=np.zeros((4, 8, 8)), labels=np.arange(4) % 2)
-    with pytest.raises(ArgumentError, match=r"invalid data\.label = 'kind' \(expected empty, as only a csv"):
+    with raises_invalid("data.label", "kind", "empty", "csv"):
         load(make_data_config(str(tmp_path / "mine.npz"), label="kind"))
 
 
 def test_table_folder_error_names_the_tabular_task(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text("")
-    with pytest.raises(DataError, match=r"looks like tables, as there is a schema\.toml; task tabular"):
+    with pytest.raises(DataError, match=r"tables.* schema\.toml; .*tabular"):
         load(make_data_config(str(tmp_path)))
 
 
 def test_missing_path_error_lists_searched_paths(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"'potos' \(expected one of digits, .* not found: .*/potos"):
+    with raises_invalid("data.name", "potos", "one of digits", "not found", "/potos"):
         load(make_data_config("potos", root=str(tmp_path)))
 
 
 def test_rejects_two_masks_of_one_name(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "scans")
     Image.fromarray(np.ones((8, 8), dtype=np.uint8)).save(root / "masks" / "i3.tif")
-    with pytest.raises(DataError, match=r"i3\.tif: i3\.png exists too"):
+    with pytest.raises(DataError, match=r"i3\.tif: i3\.png "):
         load(make_data_config(str(root)), SEGMENTATION)
 
 

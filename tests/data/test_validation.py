@@ -19,6 +19,7 @@ from fedstill.data.loading import UnsplitExamples, load, prepare_data_set
 from fedstill.runs import offline, run
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import load as run_config
+from tests.support.errors import raises_invalid
 
 FEW = Digits(validation=0.25, seed=3)
 
@@ -73,14 +74,12 @@ def test_patient_of_two_sites_is_validated_whole() -> None:
 
 def test_rejects_patients_in_training_and_validation_parts() -> None:
     of, parts = np.array([0, 1, 1, 2]), np.array([0, 0, 2, 1])
-    with pytest.raises(DataError, match="patient '1' is in both parts"):
+    with pytest.raises(DataError, match="patient '1'"):
         prepare(of, np.zeros(4), parts, FEW)
 
 
 def test_rejects_validation_without_a_site_of_two_patients() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"invalid data.validation = 0.25 \(expected 0, as no site has two"
-    ):
+    with raises_invalid("data.validation", 0.25, "0", "site"):
         prepare(np.arange(3), np.array([0, 1, 1]), np.array([False, False, True]), FEW)
 
 

@@ -1,7 +1,7 @@
 """Faults that really happen: processes that are killed, processes that freeze, disks that are full.
 
-The nodes and the server are processes of their own; see sites.py. What is done about a fault does not depend
-on what carries the messages; test_flare.py kills processes of NVIDIA FLARE.
+The nodes and the server are processes of their own; see support/processes.py. What is done about a fault
+does not depend on what carries the messages; test_flare.py kills processes of NVIDIA FLARE.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedstill.runs.spec import RunSpec
 from tests.support.processes import (
     FEDIOD,
+    PATIENCE,
     STEPS,
     Sites,
     Unbroken,
@@ -31,23 +31,11 @@ from tests.support.processes import (
 )
 
 
-@pytest.fixture(scope="module")
-def config() -> RunSpec:
-    return small(wait=8.0)
-
-
 @pytest.fixture
-def three(tmp_path: Path, config: RunSpec) -> Iterator[Sites]:
+def three(tmp_path: Path) -> Iterator[Sites]:
+    """A run whose ``link.wait`` never ends: a node that is started again answers, however late."""
     # A little longer over each query, so that what is to happen in the middle of a run does.
-    with sites(tmp_path, config, delay=0.01) as made:
-        made.start()
-        yield made
-
-
-@pytest.fixture
-def patient(tmp_path: Path) -> Iterator[Sites]:
-    """The same where no node is lost: nothing hangs on how long a disk takes."""
-    with sites(tmp_path, small(wait=60.0), delay=0.01) as made:
+    with sites(tmp_path, small(wait=PATIENCE), delay=0.01) as made:
         made.start()
         yield made
 
@@ -111,47 +99,44 @@ def test_node_killed_repeatedly_in_distillation_resumes(three: Sites, unbroken: 
 
 
 @pytest.mark.parametrize("moment", ["local training", "before its first save", "late"])
-def test_killed_server_resumes(patient: Sites, unbroken: Unbroken, moment: str) -> None:
-    patient.begin(every=60.0 if moment == "before its first save" else 0.3)
+def test_killed_server_resumes(three: Sites, unbroken: Unbroken, moment: str) -> None:
+    three.begin(every=PATIENCE if moment == "before its first save" else 0.3)
     if moment == "local training":
-        until((patient.run_folder("node-1") / "training.safetensors").exists)
+        until((three.run_folder("node-1") / "training.safetensors").exists)
     elif moment == "before its first save":
-        until(queries(patient, 10))
-        assert not marked(patient)()
+        until(queries(three, 10))
+        assert not marked(three)()
     else:
-        until(marked(patient))
-        until(queries(patient, 30))
-    patient.kill("server")
+        until(marked(three))
+        until(queries(three, 30))
+    three.kill("server")
     since = time.monotonic()
-    patient.begin()
-    assert_same_metrics(patient, patient.end(), unbroken)
+    three.begin()
+    assert_same_metrics(three, three.end(), unbroken)
     report_time(f"server killed, {moment}", since)
 
 
-@pytest.mark.parametrize("save", [2])
-def test_server_killed_between_node_and_server_checkpoints_resumes(
-    patient: Sites, unbroken: Unbroken, save: int
-) -> None:
-    patient.begin(die_at_save=save)
-    assert patient.server is not None
-    patient.server.join(30)
-    assert patient.server.exitcode == -signal.SIGKILL
-    assert len(list(patient.run_folder("node-0").glob("checkpoint-*"))) == save
-    assert (patient.served / "state.safetensors").exists() == (save == 2)
-    patient.begin()
-    assert_same_metrics(patient, patient.end(), unbroken)
+def test_server_killed_between_node_and_server_checkpoints_resumes(three: Sites, unbroken: Unbroken) -> None:
+    three.begin(die_at_save=2)
+    assert three.server is not None
+    three.server.join(PATIENCE)
+    assert three.server.exitcode == -signal.SIGKILL
+    assert len(list(three.run_folder("node-0").glob("checkpoint-*"))) == 2
+    assert (three.served / "state.safetensors").exists()
+    three.begin()
+    assert_same_metrics(three, three.end(), unbroken)
 
 
-def test_resumes_after_all_processes_are_killed(patient: Sites, unbroken: Unbroken) -> None:
-    patient.begin()
-    until(marked(patient))
-    until(queries(patient, 15))
-    for name in ("server", *patient.names):
-        patient.kill(name)
+def test_resumes_after_all_processes_are_killed(three: Sites, unbroken: Unbroken) -> None:
+    three.begin()
+    until(marked(three))
+    until(queries(three, 15))
+    for name in ("server", *three.names):
+        three.kill(name)
     since = time.monotonic()
-    patient.start()
-    patient.begin()
-    assert_same_metrics(patient, patient.end(), unbroken)
+    three.start()
+    three.begin()
+    assert_same_metrics(three, three.end(), unbroken)
     report_time("server and all nodes killed", since)
 
 
@@ -166,7 +151,7 @@ def test_suspended_node_stops_run_with_full_quorum(tmp_path: Path, unbroken: Unb
         three.signal("node-1", signal.SIGSTOP)
         since = time.monotonic()
         stopped(three, "node-1", "no answer within 6 s", "link.quorum wants 3")
-        assert time.monotonic() - since < 6 + 10
+        assert time.monotonic() - since < 60
         three.signal("node-1", signal.SIGCONT)
         three.begin()
         assert_same_metrics(three, three.end(), unbroken)

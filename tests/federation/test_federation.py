@@ -26,6 +26,7 @@ from fedstill.protocol.node_side import NodeSetting, NodeSide
 from fedstill.protocol.queries import Query
 from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
+from tests.support.errors import raises_invalid, raises_refused
 
 SHAPE, B = (1, 8, 8), 3
 SETTING = NodeSetting(Classification(3), LocalConfig(), Compute())
@@ -161,7 +162,7 @@ def test_responses_require_grad_only_with_grad_inputs() -> None:
 def test_non_finite_loss_is_no_node_fault(stacked: bool) -> None:
     world = World(ALIKE, stacked=stacked)
     logits = world.federation.query("predict_logits", x=image())["logits"]
-    with pytest.raises(DataError, match=r"the method's gradients of logits hold NaN .* loss is not finite"):
+    with pytest.raises(DataError, match=r"gradients .*logits .*NaN"):
         (logits.sum() * torch.nan).backward()
     assert world.federation.excluded == {}
 
@@ -236,15 +237,13 @@ def test_rejects_unknown_nodes(of: Any, named: str) -> None:
 
 def test_rejects_unknown_queries_inputs_and_outputs() -> None:
     federation = World(ALIKE).federation
-    with pytest.raises(
-        ArgumentError, match=r"invalid query = 'gossip' \(expected one of predict_logits, tell"
-    ):
+    with raises_invalid("query", "gossip", "one of predict_logits, tell"):
         federation.query("gossip")
-    with pytest.raises(ArgumentError, match=r"tensors of query predict_logits = \['y'\]"):
+    with raises_invalid("tensors of query predict_logits", ["y"]):
         federation.query("predict_logits", y=image())
-    with pytest.raises(ArgumentError, match="tensors of query predict_logits"):
+    with raises_invalid("tensors of query predict_logits", []):
         federation.query("predict_logits")
-    with pytest.raises(ArgumentError, match=r"invalid response = 'sizes' \(expected one of size"):
+    with raises_invalid("response", "sizes", "one of size"):
         federation.query("tell")["sizes"]
 
 
@@ -295,7 +294,7 @@ def test_refusal_names_node_query_and_rule(policy: PolicyConfig, rule: str, stac
 def test_check_policies_reports_later_refusals() -> None:
     world = World(ALIKE, policies={"n1": PolicyConfig(queries=("tell",))})
     world.federation.exclude_refusing_nodes(["tell"])
-    with pytest.raises(QueryRefused, match="'n1' refuses query 'predict_logits' by rule queries: tell"):
+    with raises_refused("queries: tell", query="predict_logits", node="n1"):
         world.federation.exclude_refusing_nodes(["tell", "predict_logits"])
     assert world.federation.objections(world.federation.queries["predict_logits"]) == {"n1": "queries: tell"}
     policies = {"n0": PolicyConfig(queries=("predict_logits",)), "n1": PolicyConfig(queries=("none",))}

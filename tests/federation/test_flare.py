@@ -41,7 +41,16 @@ from fedstill.runs.flare_server import ServerProgram
 from fedstill.runs.spec import to_toml
 from tests.support.audit_logs import edit, releases, security_events
 from tests.support.links import tiny
-from tests.support.processes import STEPS, Command, Unbroken, audit_fields, report_time, small, until
+from tests.support.processes import (
+    PATIENCE,
+    STEPS,
+    Command,
+    Unbroken,
+    audit_fields,
+    report_time,
+    small,
+    until,
+)
 
 pytestmark = pytest.mark.waits
 SAME = (
@@ -142,6 +151,12 @@ def kill(here: flare_site.Site) -> None:
         job.kill()
 
 
+def restart(here: flare_site.Site) -> None:
+    """FLARE lets it into no job that runs, so nobody waits for it any longer."""
+    until(lambda: flare_site.process_id(here) is None, pause=0.1)
+    flare_site.start(here, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
     """The run of two nodes that is broken below, in one process and unbroken."""
@@ -165,10 +180,11 @@ def test_flare_simulator_equals_simulation(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(2400)
 def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unbroken: Unbroken) -> None:
-    with started(tmp_path, small(nodes=2, wait=75.0), "flare-poc") as run:
+    with started(tmp_path, small(nodes=2, wait=PATIENCE), "flare-poc") as run:
         until(lambda: len(run.charged_releases("node-1")) > 20, pause=0.02)
         since = time.monotonic()
-        kill(flare_site.node(run.out / "federation/nodes/node-1"))  # at once: much of the run must be left
+        killed = flare_site.node(run.out / "federation/nodes/node-1")
+        kill(killed)  # at once: much of the run must be left
         with Admin(run.out / "federation/flare/admin", 60) as admin:
             (job,) = [job["job_id"] for job in admin.jobs()]
             waits = rf"distillation \d+ of {STEPS}, (accuracy .* %, )?waits for node-1 for [\d.]+ s"
@@ -181,13 +197,13 @@ def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unb
             _, lines = admin.progress_and_metrics(job)  # it waits, and measures nothing meanwhile
             assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
             assert admin.progress_and_metrics(job, 2)[1] == lines[2:] != []
+        restart(killed)
         code, printed = run.end()
         report_time("FLARE, node killed in distillation, until the run has stopped", since)
         assert code == 2, printed
         (line,) = [line for line in printed.splitlines() if line.startswith("fedstill: ")]
         assert "the run stopped: " in line
         assert line.endswith(f". To resume it: fedstill run --resume {run.out}")
-        assert "timed out after" not in line
         assert "node-1" in line
         before = len(run.charged_releases("node-1"))
         run.resume()
@@ -210,15 +226,13 @@ def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unb
 
 
 def test_flare_run_continues_without_node_above_quorum(tmp_path: Path, unbroken: Unbroken) -> None:
-    """It is restarted, and FLARE lets it into no job that runs: nobody waits for ``link.wait`` then."""
-    config = small(nodes=2, wait=600.0, quorum=0.5)
+    config = small(nodes=2, wait=PATIENCE, quorum=0.5)
     with started(tmp_path, config, "flare-poc") as run:
         until(lambda: len(run.charged_releases("node-1")) > 20, pause=0.02)
         since = time.monotonic()
         killed = flare_site.node(run.out / "federation/nodes/node-1")
         kill(killed)
-        until(lambda: flare_site.process_id(killed) is None, pause=0.1)
-        flare_site.start(killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        restart(killed)
         before = len(run.charged_releases("node-0"))
         until(lambda: len(run.charged_releases("node-0")) > before + 4, pause=0.1)
         report_time("FLARE, node killed, quorum 0.5, until the other continues", since)

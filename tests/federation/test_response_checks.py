@@ -110,10 +110,10 @@ def test_two_differing_nodes_stop_run() -> None:
     with pytest.raises(NodeFault, match=re.escape(message)) as caught:
         faults_of(a=small, b=large)
     assert caught.value.node == "a, b"
-    with pytest.raises(NodeFault, match="unknown which one is wrong"):
+    with pytest.raises(NodeFault, match="unknown which"):
         faults_of(a=sound(0, logits=torch.full((B, C), 1e-9)), b=sound(1))  # who is tiny, not who is usual
     assert faults_of(a=small, b=sound(1, logits=torch.full((B, C), 99.0))) == {}
-    with pytest.raises(NodeFault, match="it is not known which") as caught:
+    with pytest.raises(NodeFault, match="not known") as caught:
         faults_of(a=sound(0), b=sound(1, logits=torch.zeros(B, C + 1)))
     assert caught.value.node == "a, b"
 

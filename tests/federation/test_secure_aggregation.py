@@ -168,7 +168,7 @@ def test_masks_are_not_revealed_outside_hours(tmp_path: Path) -> None:
         return serve(message)
 
     four = Four(summed("fedavg", quorum=0.7), tmp_path / "away", closes, sums_may_differ=True)
-    with pytest.raises(NodeFault, match="query 'reveal_masks' by rule hours"):
+    with pytest.raises(NodeFault, match=r"'reveal_masks' .*hours"):
         four.live().run()
 
 
@@ -280,7 +280,7 @@ def test_corrupted_sum_stops_run(tmp_path: Path) -> None:
         return serve(message)
 
     four = Four(summed("fedkd"), tmp_path / "away", ill)
-    with pytest.raises(NodeFault, match="the sum is corrupted"):
+    with pytest.raises(NodeFault, match="corrupted"):
         four.live().run()
 
 
@@ -349,7 +349,7 @@ def test_rejects_gradients_at_other_scale(tmp_path: Path) -> None:
         result, tensors = unpack(message)
         return serve(pack(result, {name: 4.0 * tensor for name, tensor in tensors.items()}))
 
-    with pytest.raises(FedstillError, match="gradients with a scale of 1"):
+    with pytest.raises(FedstillError, match="scale of 1"):
         Four(summed("fediod"), tmp_path / "away", scaled).live().run()
 
 
@@ -487,7 +487,7 @@ def test_rejects_a_second_run_that_counts_the_servers_labels_as_well(tmp_path: P
     live = Live(
         again, Loopback({name: host.serve for name, host in four.hosts.items()}), "two", tmp_path / "again"
     )
-    with pytest.raises(FedstillError, match="counts differ from those of its earlier sums"):
+    with pytest.raises(FedstillError, match="earlier sums"):
         live.run()
 
 

@@ -71,7 +71,7 @@ def test_replaces_stale_public_key(tmp_path: Path) -> None:
 def test_rejects_key_readable_by_others(tmp_path: Path) -> None:
     signed_files.load_or_create_key(tmp_path / "a.key")
     (tmp_path / "a.key").chmod(0o644)
-    with pytest.raises(QueryFileError, match="can be read by others: chmod 600"):
+    with pytest.raises(QueryFileError, match="chmod 600"):
         signed_files.load_or_create_key(tmp_path / "a.key")
 
 
@@ -82,9 +82,9 @@ def test_rejects_files_without_key(tmp_path: Path, text: bytes) -> None:
     for name in ("a.key", "a.pub"):
         (tmp_path / name).write_bytes(text)
         (tmp_path / name).chmod(0o600)
-    with pytest.raises(QueryFileError, match="holds no private key"):
+    with pytest.raises(QueryFileError, match="private key"):
         signed_files.load_or_create_key(tmp_path / "a.key")
-    with pytest.raises(QueryFileError, match="holds no public key"):
+    with pytest.raises(QueryFileError, match="public key"):
         signed_files.read_public_key(tmp_path / "a.pub")
 
 
@@ -95,7 +95,7 @@ def test_reads_signed_file_of_expected_key(file: Path) -> None:
     other = signed_files.fingerprint(
         signed_files.public_key_bytes(signed_files.load_or_create_key(file.with_name("b.key")))
     )
-    with pytest.raises(QueryFileError, match=r"signed by a key that is not expected here: .{39}$"):
+    with pytest.raises(QueryFileError, match=r"not expected here: .{39}$"):
         signed_files.read(file, [other])
     with pytest.raises(QueryFileError, match="not expected"):
         signed_files.read(file, [])
@@ -106,7 +106,7 @@ def test_parses_fingerprint_or_key_file(file: Path) -> None:
     for spoken in (mine, mine.upper(), mine.replace(" ", ""), mine.replace(" ", "-")):
         assert signed_files.parse_fingerprint(spoken) == mine
     for wrong in (mine[:-1], "g" + mine[1:], "", str(file.with_name("c.pub"))):
-        with pytest.raises(QueryFileError, match="is no public key"):
+        with pytest.raises(QueryFileError, match="public key"):
             signed_files.parse_fingerprint(wrong)
 
 
@@ -136,7 +136,7 @@ def test_rejects_any_changed_bit(file: Path) -> None:
 )  # fmt: skip
 def test_rejects_malformed_signatures(file: Path, text: str) -> None:
     signed_files.signature_path(file).write_text(text)
-    with pytest.raises(QueryFileError, match="is no signature that fedstill has written"):
+    with pytest.raises(QueryFileError, match="no signature"):
         signed_files.read(file)
 
 
@@ -145,7 +145,7 @@ def test_reports_missing_files(file: Path) -> None:
     with pytest.raises(QueryFileError, match=r"file\.sig is missing"):
         signed_files.read(file)
     file.unlink()
-    with pytest.raises(QueryFileError, match="file not found"):
+    with pytest.raises(QueryFileError, match="not found"):
         signed_files.read(file)
 
 

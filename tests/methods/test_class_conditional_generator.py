@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.core.seeds import torch_generator
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.responses import Responses
@@ -26,6 +25,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
 from tests.support import small_world
+from tests.support.errors import raises_invalid, raises_refused
 from tests.support.small_world import (
     CLASSES,
     SEED,
@@ -193,7 +193,7 @@ def test_releases_of_queried_and_uploaded_models(config: Any) -> None:
 
 def test_models_are_not_uploaded_where_outputs_alone_may_leave() -> None:
     for config in (DENSER, BOOSTING):
-        with pytest.raises(QueryRefused, match="outputs_only: parameters may not leave"):
+        with raises_refused("outputs_only: parameters"):
             world(replace(config, models="uploaded"), policy=PolicyConfig())
         world(config, policy=PolicyConfig())
 
@@ -201,9 +201,7 @@ def test_models_are_not_uploaded_where_outputs_alone_may_leave() -> None:
 def test_a_model_without_parameters_is_not_uploaded() -> None:
     nodes = make_nodes([Predictor(lambda images: images[:, 0, 0, :3], TO)])
     setting = {"local": LocalConfig(), "architectures": small_world.kinds_of(nodes)}
-    with pytest.raises(
-        ArgumentError, match=r"invalid method\.models = 'uploaded' \(expected queried, as the model"
-    ):
+    with raises_invalid("method.models", "uploaded", "queried"):
         small_world.world(DENSE(models="uploaded"), nodes, made("mlp:8", "student"), **setting)
 
 

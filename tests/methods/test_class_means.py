@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.methods import LabelHistogram, Method, Responses
 from fedstill.methods.fd import FD, mean_of_others
 from fedstill.methods.fedproto import FedProto
@@ -22,6 +21,7 @@ from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.simulation import Simulation
 from tests.support import digits_world, small_world
+from tests.support.errors import raises_invalid, raises_refused
 from tests.support.privacy import make_mechanism
 from tests.support.small_world import CLASSES, World, few, kinds_of, made, make_nodes, run, same
 
@@ -114,9 +114,7 @@ def test_fd_is_protected_by_noise_on_its_means_and_refused_where_steps_have_nois
     assert budgets is not None
     # Each of ten rows of ten numbers moves by 2 at most, in each of two rounds.
     assert total_cost(budgets.mechanism.run_costs()) == {Event("laplace", 0.5 / (2 * 10)): 20}
-    with pytest.raises(
-        QueryRefused, match="protect class scores: its model is also trained on the distance to"
-    ):
+    with raises_refused("privacy", "class scores"):
         Simulation(digits_world.setting("fd", {}, privacies=[make_mechanism("dp-sgd")] * 3))
 
 
@@ -173,7 +171,7 @@ def test_fedproto_a_round_at_a_node_by_hand() -> None:
 
 
 def test_fedproto_requires_size_for_networks_with_different_features() -> None:
-    with pytest.raises(ArgumentError, match=r"method\.features = 0 .*8 values of the student.*n1"):
+    with raises_invalid("method.features", 0, "8 values of the student", "n1"):
         world(FedProto(), specs=MIXED)
     run(world(FedProto(rounds=2, features=P), specs=MIXED))
 
@@ -181,11 +179,11 @@ def test_fedproto_requires_size_for_networks_with_different_features() -> None:
 @pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
 def test_prototypes_need_policy_by_name_and_no_mechanism(name: str) -> None:
     """Of a class with one record they are that record's features: no output, and nothing bounds them."""
-    with pytest.raises(QueryRefused, match="outputs_only: prototypes may not leave"):
+    with raises_refused("outputs_only: prototypes"):
         Simulation(digits_world.setting(name, {}, policies=[PolicyConfig()] * 3))
     Simulation(digits_world.setting(name, {}, policies=[PolicyConfig(kinds=("prototypes",))] * 3))
     for mechanism in ("dp-sgd", "noisy-outputs"):
-        with pytest.raises(QueryRefused, match="does not declare depends_on_records"):
+        with raises_refused("privacy", "depends_on_records"):
             Simulation(digits_world.setting(name, {}, privacies=[make_mechanism(mechanism)] * 3))
 
 

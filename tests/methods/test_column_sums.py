@@ -31,6 +31,7 @@ from fedstill.runs.build import Setting
 from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
+from tests.support.errors import raises_refused
 from tests.support.runs import make_setting
 from tests.support.small_world import SETTING
 
@@ -159,9 +160,7 @@ def test_run_writes_schema_with_scales_and_logs_the_charge(tmp_path: Path) -> No
 
 
 def test_column_sums_need_policy_by_name() -> None:
-    with pytest.raises(
-        QueryRefused, match=r"column sums may not leave, unless its owner names it in policy\.kinds"
-    ):
+    with raises_refused("outputs_only: column sums", "policy.kinds"):
         Simulation(setting(PolicyConfig(), PARTS))
     Simulation(setting(PolicyConfig(kinds=("column sums",)), PARTS))
     assert not COLUMN_SUMS.is_output

@@ -25,6 +25,7 @@ from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.node_side import NodeSetting
 from fedstill.tasks.classification import TabularClassification
+from tests.support.errors import raises_invalid
 from tests.support.map_world import ASYN, FIOD, RECONSTRUCTION, SHAPE, TASK, sent_order, vgg, view, world
 from tests.support.small_world import changed
 
@@ -82,11 +83,9 @@ def test_only_the_owner_of_a_map_returns_the_difference() -> None:
 def test_a_query_with_too_few_maps_is_refused(config: Any) -> None:
     node = view(world(config).nodes[0])
     ask = config.predict_logits if config is FIOD else config.score_with_critic
-    with pytest.raises(
-        ArgumentError, match=r"invalid shape of maps = \(3, 16, 16\) \(expected one for each of 4"
-    ):
+    with raises_invalid("shape of maps", (3, 16, 16), "each of 4"):
         ask(node, X, MAPS[:3])
-    with pytest.raises(ArgumentError, match="invalid shape of source = "):
+    with raises_invalid("shape of source", (4, 2)):
         ask(node, X, MAPS, torch.zeros(4, 2, dtype=torch.int64))
 
 

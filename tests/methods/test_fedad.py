@@ -93,9 +93,9 @@ def test_uses_the_last_spatial_layer(spec: str, expected: str) -> None:
 
 
 def test_rejects_network_without_spatial_layer() -> None:
-    with pytest.raises(ModelError, match=r"the model of n0 has no attention.*without attention maps"):
+    with pytest.raises(ModelError, match=r"n0 .*attention"):
         world(specs=("mlp:4",) * 3, student="mlp:4", task=LABELS)
-    with pytest.raises(ModelError, match="the student has no attention"):
+    with pytest.raises(ModelError, match=r"student .*attention"):
         world(specs=("small-cnn:4",) * 3, student="mlp:4", task=LABELS)
     run(world(replace(CONFIG, attention=0.0), specs=("mlp:4",) * 3, student="mlp:4", task=LABELS), 1)
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import ArgumentError, NodeFault
+from fedstill.core.errors import NodeFault
 from fedstill.core.seeds import torch_generator
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods import feddf
@@ -25,6 +25,7 @@ from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.protocol.local_config import LocalConfig, Span
 from tests.support import small_world
+from tests.support.errors import raises_invalid
 from tests.support.small_world import (
     CLASSES,
     SEED,
@@ -229,14 +230,12 @@ def test_distills_architecture_whose_nodes_are_excluded() -> None:
 def test_run_stops_without_responses() -> None:
     here = world(replace(CONFIG, participation=0.2), specs=MIXED)
     without(here, {"n0", "n1", "n2", "n3", "n4"})
-    with pytest.raises(NodeFault, match="all queried nodes are excluded"):
+    with pytest.raises(NodeFault, match="excluded"):
         here.server.step()
 
 
 def test_rejects_student_of_other_architecture() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"invalid student.model = 'MLP' \(expected .* that of n0, that of n1"
-    ):
+    with raises_invalid("student.model", "MLP", "n0", "n1"):
         world(CONFIG, specs=MIXED, student="mlp:16")
 
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.federation.responses import Responses
 from fedstill.methods._discriminators import Discriminators
@@ -31,6 +30,7 @@ from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.local_config import LocalConfig
 from tests.support import small_world
+from tests.support.errors import raises_invalid
 from tests.support.small_world import CLASSES, SEED, SHAPE, World, changed, disagreeing, few, made, make_nodes
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -340,15 +340,11 @@ def test_preview_samples_are_repeatable_and_change_nothing() -> None:
 
 
 def test_rejects_odds_with_eq2_critics() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"invalid method\.critic\.loss = 'eq2' \(expected bce where importance"
-    ):
+    with raises_invalid("method.critic.loss", "eq2", "bce"):
         FedIOD(importance="odds", critic=Discriminators(loss="eq2"))
 
 
 def test_rejects_generator_without_loss() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"invalid method\.mimic = 0\.0 \(expected above 0, where nothing else"
-    ):
+    with raises_invalid("method.mimic", 0.0, "above 0"):
         FedIOD(backpropagate=False, mimic=0.0)
     assert FedIOD(mimic=0.0).backpropagate, "critics and nodes teach it"

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.compute import Compute, EngineConfig, Precision
-from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.methods._discriminators import Discriminators
 from fedstill.methods._input_generators import InputGenerator, LabelGenerator
@@ -25,6 +24,7 @@ from fedstill.models.predictors import Predictor
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
 from tests.support import small_world
+from tests.support.errors import raises_invalid
 from tests.support.small_world import CLASSES, SEED, SHAPE, World, disagreeing, made, make_nodes, same
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -210,12 +210,8 @@ def test_nodes_without_gradients_give_equal_steps() -> None:
 
 
 def test_rejects_directions_with_gradients_and_small_memory() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"invalid method\.directions = 2 \(expected 0 where backpropagate = true"
-    ):
+    with raises_invalid("method.directions", 2, "0", "backpropagate"):
         FedIOD(directions=2)
     assert FedIOD(backpropagate=False, mimic=0.0, directions=2).directions, "differences teach it"
-    with pytest.raises(
-        ArgumentError, match=r"invalid method\.student\.memory = 3 \(expected at least method\.batch \(4\)"
-    ):
+    with raises_invalid("method.student.memory", 3, "at least method.batch (4"):
         replace(SMALL, student=ReplayTraining(memory=3))

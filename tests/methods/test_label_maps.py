@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.core.errors import ArgumentError, NodeFault, QueryRefused
+from fedstill.core.errors import NodeFault
 from fedstill.data.public import PublicData
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods._label_maps import MapGenerator, MapSource, owner_id
@@ -17,6 +17,7 @@ from fedstill.methods._server import Server
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
+from tests.support.errors import raises_invalid, raises_refused
 from tests.support.map_world import TASK, World, blobs, sent_order, up, world
 from tests.support.small_world import change_responses
 
@@ -82,16 +83,12 @@ def test_public_maps_are_those_of_public_labels() -> None:
     maps = MapSource(MapGenerator(conditions="public"), at(one, public=public))
     assert torch.equal(maps.pool, TASK.label_maps(data))
     for lacking in (None, PublicData("noise", data.inputs)):
-        with pytest.raises(
-            ArgumentError, match=r"invalid method\.generator\.conditions = 'public' \(expected nodes or drawn"
-        ):
+        with raises_invalid("method.generator.conditions", "public", "nodes or drawn"):
             MapSource(MapGenerator(conditions="public"), at(one, public=lacking))
 
 
 def test_images_that_are_not_square_are_not_turned() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"invalid method\.generator\.augment = 'turn' \(expected none or mirror"
-    ):
+    with raises_invalid("method.generator.augment", "turn", "none or mirror"):
         MapSource(MapGenerator(augment="turn"), at(world(), shape=(1, 16, 24)))
 
 
@@ -99,9 +96,7 @@ def test_images_that_are_not_square_are_not_turned() -> None:
 
 
 def test_a_policy_refuses_label_maps_unless_it_names_them() -> None:
-    with pytest.raises(
-        QueryRefused, match=r"label_maps: .* may not leave.* method\.generator\.conditions = .drawn"
-    ):
+    with raises_refused("label_maps", "method.generator.conditions"):
         world(policy=PolicyConfig())
     for policy in (PolicyConfig(label_maps=True), PolicyConfig(outputs_only=False)):
         world(policy=policy).server.step()

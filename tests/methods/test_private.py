@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedstill.core.compute import EngineConfig
-from fedstill.core.errors import ArgumentError, QueryRefused
+from fedstill.core.errors import QueryRefused
 from fedstill.methods._server import Server
 from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_log import FILE, AuditLog
@@ -25,6 +25,7 @@ from fedstill.runs.simulation import Simulation
 from tests.support import digits_world
 from tests.support.audit_logs import total_charged
 from tests.support.digits_world import SIZES
+from tests.support.errors import raises_invalid, raises_refused
 from tests.support.privacy import make_mechanism
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -215,7 +216,7 @@ def test_resumed_run_is_charged_once(
 
 
 def test_training_rounds_are_refused_under_pate_and_unprotected_under_noisy_outputs() -> None:
-    with pytest.raises(QueryRefused, match="teachers are trained once"):
+    with raises_refused("privacy", "trained once"):
         Simulation(setting("fedavg", {}, [privately("pate")] * 3))
     _, metrics = ran(setting("fedavg", {}, [privately("noisy-outputs")] * 3))
     assert metrics["privacy"]["text"] == "no guarantee"
@@ -224,7 +225,7 @@ def test_training_rounds_are_refused_under_pate_and_unprotected_under_noisy_outp
 
 
 def test_public_data_among_a_nodes_own_are_refused_under_a_mechanism() -> None:
-    with pytest.raises(ArgumentError, match="none if public data are added to its own"):
+    with raises_invalid("privacy.mechanism of node-0", "dp-sgd", "none", "public data"):
         Simulation(setting("fedkd", {"labeled": True, "levels": 0}, [privately("dp-sgd")] * 3))
 
 
@@ -237,10 +238,10 @@ def test_ratings_of_critics_on_the_records_themselves_are_refused_under_a_budget
 @pytest.mark.parametrize("mechanism", ["pate", "noisy-outputs"])
 def test_a_distance_to_batch_norm_that_no_noise_covers_is_refused_under_a_budget(mechanism: str) -> None:
     bare = setting("dense", {}, [privately(mechanism, epsilon=1e6)] * 3)
-    with pytest.raises(QueryRefused, match="no guarantee for batch norm distance"):
+    with raises_refused("privacy", "batch norm distance"):
         Simulation(bare)
 
 
 def test_a_run_beyond_the_budget_is_refused_before_anything_is_trained() -> None:
-    with pytest.raises(QueryRefused, match=r"privacy budget: the budget is epsilon 0\.5"):
+    with raises_refused("privacy budget", "epsilon 0.5"):
         Simulation(setting("fediod", {}, [privately("dp-sgd", epsilon=0.5)] * 3))

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from fedstill.models.backbones import (
     load_backbone,
 )
 from fedstill.models.image_classifiers import RandomConv
+from tests.support.errors import raises_invalid
 from tests.support.models import save_tiny_encoder
 
 GRAY = RawInputs((1, 8, 8), (0.5,), (0.5,))
@@ -76,7 +78,7 @@ def test_weights_with_other_names_are_refused(tmp_path: Path) -> None:
 
 def test_weights_in_a_pickle_are_refused(tmp_path: Path) -> None:
     torch.save(load_backbone(Features(TINY), GRAY).network.state_dict(), tmp_path / "w.pt")
-    with pytest.raises(ModelError, match=r"features\.weights 'w\.pt' is not a safetensors file"):
+    with pytest.raises(ModelError, match=r"features\.weights 'w\.pt' .*safetensors"):
         load_backbone(Features(TINY, weights=str(tmp_path / "w.pt")), GRAY)
 
 
@@ -151,12 +153,12 @@ def test_networks_of_libraries_get_the_weights_of_a_local_file(
 
 def test_networks_that_download_their_own_backbone_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", Library())  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="a classifier of torchvision"):
+    with raises_invalid("features.backbone", ANY, "torchvision"):
         load_backbone(Features("torchvision:fasterrcnn_resnet50_fpn", weights="w.pt"), GRAY)
 
 
 def test_inputs_that_the_backbone_cannot_take_are_refused() -> None:
-    with pytest.raises(ModelError, match="cannot take inputs of 1 x 2 x 2"):
+    with pytest.raises(ModelError, match="inputs of 1 x 2 x 2"):
         load_backbone(Features("tests.support.models:needs_large_images"), RawInputs((1, 2, 2)))
 
 
@@ -211,7 +213,7 @@ def test_onnx_graph_with_weights_in_another_file_is_refused(
     onnx = pytest.importorskip("onnx")
     monkeypatch.chdir(tmp_path)  # where onnxruntime looks for the other file
     onnx.save_model(onnx_model(), "b.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
-    with pytest.raises(ModelError, match="weights in other files"):
+    with pytest.raises(ModelError, match="other files"):
         load_backbone(Features("b.onnx"), GRAY)
 
 

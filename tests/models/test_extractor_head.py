@@ -192,7 +192,7 @@ def test_rejects_networks_that_cannot_be_split(model: nn.Module) -> None:
     ids=["one layer", "nothing learned", "empty"],
 )
 def test_rejects_split_with_a_part_without_parameters(model: nn.Module) -> None:
-    with pytest.raises(ModelError, match=r"student cannot be split \(expected two layers with parameters"):
+    with pytest.raises(ModelError, match=r"student .*two layers"):
         split_model(model, "student")
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 import torch
 
 from fedstill import models
-from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.errors import ModelError
 from fedstill.models import custom_model, hugging_face
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import CustomModel, ModelConfig
 from fedstill.tasks.classification import ClassificationConfig
+from tests.support.errors import raises_invalid
 
 transformers = pytest.importorskip("transformers")
 
@@ -76,7 +78,7 @@ def test_roberta_length_limit_excludes_unused_positions(tmp_path: Path) -> None:
     transformers.RobertaForSequenceClassification(config).save_pretrained(tmp_path)
     model = build(f"hf:{tmp_path}", length=10, vocabulary=20).eval()
     assert model(torch.full((1, 10), 5)).shape == (1, 2)
-    with pytest.raises(ModelError, match=r"takes 10 tokens and texts have 11 \(expected --data\.length 10"):
+    with pytest.raises(ModelError, match=r"10 tokens .* 11 .*--data\.length 10"):
         build(f"hf:{tmp_path}", length=11, vocabulary=20)
 
 
@@ -87,12 +89,12 @@ def test_rejects_pickled_weights(tmp_path: Path) -> None:
 
 def test_rejects_model_with_too_few_tokens_or_positions(tmp_path: Path) -> None:
     spec = save_model(tmp_path)
-    with pytest.raises(ModelError, match="has 9 tokens and the data have 8193"):
+    with pytest.raises(ModelError, match=r"9 tokens .* 8193"):
         build(spec, vocabulary=8193)
-    with pytest.raises(ModelError, match=r"takes 8 tokens and texts have 64 \(expected --data\.length 8"):
+    with pytest.raises(ModelError, match=r"8 tokens .* 64 .*--data\.length 8"):
         build(spec, length=64)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="be loaded"):
         build(f"hf:{tmp_path / 'empty'}")
 
 
@@ -103,9 +105,7 @@ def test_tokenizer_of_the_model_makes_token_ids(tmp_path: Path) -> None:
     assert ids.tolist() == [[2, 5, 7, 8, 3, 0], [2, 6, 1, 3, 0, 0], [2, 3, 0, 0, 0, 0]]
     ids, _ = hugging_face.tokenize(where, ["good bad film good bad film"], 5)
     assert ids.tolist() == [[2, 5, 6, 7, 3]]
-    with pytest.raises(
-        ArgumentError, match=r"invalid data\.vocabulary = 'hf:.*none' \(expected a folder with a tokenizer"
-    ):
+    with raises_invalid("data.vocabulary", ANY, "a tokenizer"):
         hugging_face.tokenize(str(tmp_path / "none"), ["good"], 5)
 
 

@@ -264,7 +264,7 @@ class Spectrum(nn.Module):
 
 
 def test_refuses_complex_weights_and_complex_outputs() -> None:
-    with pytest.raises(ModelError, match="mine has complex numbers in 'weight'"):
+    with pytest.raises(ModelError, match=r"mine .*complex .*'weight'"):
         check_module(Spectrum(True), IMAGE, (3,), "mine")
-    with pytest.raises(ModelError, match="mine returns outputs of complex64"):
+    with pytest.raises(ModelError, match=r"mine .*complex64"):
         check_module(Spectrum(False), IMAGE, (3,), "mine")

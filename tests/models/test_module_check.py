@@ -262,7 +262,7 @@ def test_critic_needs_group_norm_for_dp_sgd() -> None:
 
 def test_trial_finds_layer_that_stores_inputs() -> None:
     network = nn.Sequential(nn.Flatten(), RunningMean())
-    with pytest.raises(DPIncompatibleError, match=r"1: 'seen' stores inputs"):
+    with pytest.raises(DPIncompatibleError, match="1: 'seen'"):
         reject_dp_incompatible(network, "it", example_inputs(IMAGE))
     assert network[1].seen.abs().max() == 0, "tried on a copy"
 
@@ -309,12 +309,12 @@ def test_trial_finds_network_without_per_example_gradients() -> None:
             return super().forward(x.flatten(1) * torch.rand_like(x.flatten(1)))
 
     for network in (Branching(64, 3), Drawing(64, 3)):
-        with pytest.raises(DPIncompatibleError, match="the network itself: no per-example gradients"):
+        with pytest.raises(DPIncompatibleError, match="per-example"):
             reject_dp_incompatible(network, "it", example_inputs(IMAGE))
 
 
 def test_missing_opacus_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("opacus", "opacus.layers", "opacus.validators"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(FedstillError, match=r"^Opacus is not installed: pip install 'fedstill\[dp\]'$"):
+    with pytest.raises(FedstillError, match=r"'fedstill\[dp\]'"):
         reject_dp_incompatible(build("mlp:8", IMAGE, 3, 0), "it")

@@ -85,7 +85,7 @@ def test_classes_are_matched_by_name() -> None:
     estimator = LogisticRegression().fit(FLAT[:100], names)  # sorted: one, zero
     logits = Predictor(estimator, interface_of("zero", "one"))(IMAGES[:50])
     assert logits.argmax(1).eq(0).tolist() == (LABELS[:50] == 0).tolist()
-    with pytest.raises(ModelError, match=r"unknown class 'one' of the model \(expected zero, two"):
+    with pytest.raises(ModelError, match=r"class 'one' .*zero, two"):
         Predictor(estimator, interface_of("zero", "two"))
 
 
@@ -154,7 +154,7 @@ def test_onnx_session_receives_its_input_shape_and_batch_size() -> None:
 
 @pytest.mark.parametrize("sizes", [["N", 3, 8, 8], ["N", 63], ["N", 1, 8], [1, 8, 8, 64, 1]])
 def test_rejects_onnx_session_with_other_input_shape(sizes: list[Any]) -> None:
-    with pytest.raises(ModelError, match="the ONNX model takes inputs"):
+    with pytest.raises(ModelError, match=r"ONNX .*inputs"):
         Predictor(Session(sizes), DIGITS)
 
 
@@ -191,7 +191,7 @@ def test_predictor_refuses_inputs_with_gradient(regression: Any) -> None:
     predictor = Predictor(regression, DIGITS)
     assert predictor.differentiable is False
     x = IMAGES[:2].clone().requires_grad_()
-    with pytest.raises(ModelError, match="a Pipeline predicts only: no gradient passes through it"):
+    with pytest.raises(ModelError, match=r"Pipeline .*gradient"):
         predictor(x)
     with torch.no_grad():
         assert not predictor(x).requires_grad
@@ -245,7 +245,7 @@ def test_forests_teach_a_student_by_predictions() -> None:
     assert outcome.result["local"]["accuracy"]["mean"] == pytest.approx(teachers)
     assert outcome.result["accuracy"] > 60
     assert set(outcome.result["releases"]) <= {"label counts", "logit range", "logits"}
-    with pytest.raises(MethodRefused, match="its model is frozen"):
+    with pytest.raises(MethodRefused, match="frozen"):
         fedstill.distil(
             [(IMAGES[:400], targets[:400])],
             [Predictor(forests[0], DIGITS)],

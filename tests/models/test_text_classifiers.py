@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import ANY
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from fedstill import models
 from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.models.extractor_head import split_model
 from fedstill.models.text_classifiers import Attention
+from tests.support.errors import raises_invalid
 
 LENGTH, CLASSES, VOCABULARY = 12, 3, 50
 NAMES = ["transformer:16", "bag:16"]
@@ -85,7 +88,7 @@ def test_rejects_image_networks_for_texts(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["transformer", "bag"])
 def test_rejects_text_networks_for_images(name: str) -> None:
-    with pytest.raises(ArgumentError, match="as inputs are images"):
+    with raises_invalid("model", ANY, "images"):
         models.build(name, (1, 8, 8), CLASSES, 0)
 
 
@@ -100,5 +103,5 @@ def without_vocabulary(shape: tuple[int, ...], classes: int) -> nn.Module:
 def test_custom_network_receives_vocabulary_size() -> None:
     model = models.build(f"{__name__}:custom_network", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
     models.check_module(model, (LENGTH,), (CLASSES,), "model", "texts")
-    with pytest.raises(ModelError, match="cannot be built"):
+    with pytest.raises(ModelError, match="be built"):
         models.build(f"{__name__}:without_vocabulary", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)

@@ -112,10 +112,10 @@ def test_perceptual_loss_by_hand(path: Path) -> None:
 
 
 def test_rejects_missing_file_and_other_formats(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="file not found"):
+    with pytest.raises(DataError, match="not found"):
         load_vgg(tmp_path / "none")
     (tmp_path / "text").write_text("weights")
-    with pytest.raises(DataError, match="expected a safetensors file"):
+    with pytest.raises(DataError, match="safetensors"):
         load_vgg(tmp_path / "text")
 
 

@@ -412,7 +412,7 @@ def test_restored_copy_regains_no_budget(path: Path) -> None:
         wanted = [audit.spending(node, run) for node in ("clinic", "other") for run in ("first", "second")]
     (old / path.name).replace(path)
     with closing(AuditLog(path)) as audit:
-        with pytest.raises(AuditError, match="it ends at entry 3, and its head at 7"):
+        with pytest.raises(AuditError, match=r"entry 3, .*head at 7"):
             audit.charge(entry(50))
         audit.accept("the disk was restored from a backup")
         again = [audit.spending(node, run) for node in ("clinic", "other") for run in ("first", "second")]
@@ -432,10 +432,10 @@ def test_restored_copy_is_detected_by_open_process(path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         audit.charge(entry(3))
         (old / path.name).replace(path)
-        with pytest.raises(AuditError, match="replaced by another file"):
+        with pytest.raises(AuditError, match="another file"):
             audit.charge(entry(4))
         path.unlink()
-        with pytest.raises(AuditError, match="replaced by another file"):
+        with pytest.raises(AuditError, match="another file"):
             audit.charge(entry(4))
 
 
@@ -485,11 +485,11 @@ def test_missing_log_is_charged_again_from_head(path: Path) -> None:
     fill(path, 4)
     path.unlink()
     with closing(AuditLog(path)) as audit:
-        with pytest.raises(AuditError, match="ends at entry 0, and its head at 4"):
+        with pytest.raises(AuditError, match=r"entry 0, .*head at 4"):
             audit.charge(entry(9))
         audit.accept("a cleaner")
         assert audit.spending("clinic", "first").run_events == {"laplace(10.0)": 8, "gaussian(1.1)": 4}
-        with pytest.raises(AuditError, match="no fault to accept"):
+        with pytest.raises(AuditError, match="no fault"):
             audit.accept("once more")
     with closing(AuditLog(path)) as audit:
         audit.verify()
@@ -512,13 +512,13 @@ def test_kill_between_acceptance_and_head_keeps_acceptance(path: Path) -> None:
 
 def test_rejects_other_files(path: Path) -> None:
     path.write_bytes(b"no database at all, and rather longer than a header of SQLite" * 20)
-    with pytest.raises(AuditError, match="cannot be read any more"):
+    with pytest.raises(AuditError, match="cannot be read"):
         AuditLog(path)
     path.unlink()
     edit(path, "CREATE TABLE mine (x)")
-    with pytest.raises(AuditError, match="is not an audit log"):
+    with pytest.raises(AuditError, match="not an audit"):
         AuditLog(path)
-    with pytest.raises(AuditError, match="cannot be used: unable to open"):
+    with pytest.raises(AuditError, match="unable to open"):
         AuditLog(path.parent / "nowhere" / "audit.sqlite")
 
 
@@ -560,7 +560,7 @@ def test_unwritable_head_blocks_release_and_charges_once(path: Path) -> None:
         blocker = path.with_name(path.name + ".head.part")
         blocker.mkdir()
         for _ in range(2):  # also where it is known
-            with pytest.raises(AuditError, match="head: cannot be written"):
+            with pytest.raises(AuditError, match=r"head: .*written"):
                 audit.charge(entry(1))
         assert audit.charge(entry(0)) == 1  # of which the head tells
         blocker.rmdir()

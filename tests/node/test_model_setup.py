@@ -25,6 +25,7 @@ from fedstill.node.node_file import NodeFile, NodeModelConfig
 from fedstill.protocol.method import METHODS
 from fedstill.tasks.classification import TextConfig
 from fedstill.tasks.regression import RegressionConfig
+from tests.support.errors import raises_invalid
 from tests.support.models import weights
 
 
@@ -70,7 +71,7 @@ def test_hub_model_is_not_taken_for_factory(tmp_path: Path) -> None:
     (tmp_path / "hf.py").write_text("def bert(shape, classes): raise SystemExit\n", encoding="utf-8")
     columns = tuple(SchemaColumn(name=name, range=(0.0, 1.0)) for name in ("a", "b"))
     rows = DataSpec(RegressionConfig(), ("b",), (1,), (), (), schema=TableSchema("b", columns))
-    with pytest.raises(ArgumentError, match="inputs are rows of a table"):
+    with raises_invalid("model.name", "hf:bert", "rows of a table"):
         model_setup.make_model(named("hf:bert"), tmp_path, rows)
 
 

@@ -83,7 +83,7 @@ def test_log_with_lost_entries_refuses_joins_until_accepted(
     assert clinic.host.session is None
     assert log.exists() == (change == "an older copy"), "none is begun"
     assert "run" in call(clinic, 3)["text"]  # no run is joined
-    with pytest.raises(AuditError, match="fedstill audit accept"):  # nor does another process start
+    with pytest.raises(AuditError, match="audit accept"):  # nor does another process start
         private(clinic.folder, run="two")
     begun = (clinic.folder / "runs/one" / PLAN_FILE).read_bytes()
     clinic.say("join", plan={**clinic.plan.to_dict(), "method": {**clinic.plan.method, "batch": 5}})

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.cuda_graphs import WARMUP_CALLS, CudaGraphStep
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.methods import Method, adam, cosine_lr
 from fedstill.models.module_utils import to_vector
 from fedstill.node import captured_functions
@@ -29,6 +29,7 @@ from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span
 from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.queries import Query, QueryDetails
+from tests.support.errors import raises_invalid, raises_refused
 from tests.support.small_world import CLASSES, SHAPE, TASK, FakeCapture, made, make_nodes, public_data
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -430,7 +431,7 @@ def test_a_training_step_that_holds_a_tensor_of_the_node_is_refused(holds: str) 
         node.train(Span(0, 1, 1), step if holds == "closure" else partial(other, w))
         return {"p": node.parameters()}
 
-    with pytest.raises(ArgumentError, match="each tensor of the node in given"):
+    with raises_invalid("step of node.train", ANY, "given"):
         map_group(train, NodeGroup(nodes_of()), setting_of(), 0, {"z": torch.zeros(3, 1)})
 
 
@@ -573,7 +574,7 @@ def test_what_python_samples_or_trains_is_never_captured(
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     view = NodeView(NodeGroup(nodes_of(count=1)), setting_of(), samples=QuerySamples())
-    with pytest.raises(RuntimeError, match="cannot be captured; declare reads_values"):
+    with pytest.raises(RuntimeError, match="reads_values"):
         operate(view)
 
 
@@ -648,9 +649,7 @@ def test_stackable_functions_cannot_use_properties_of_one_node(use: str) -> None
     nodes = nodes_of()
     for node in nodes:
         node.add_buffers("count", n=torch.ones(2))
-    with pytest.raises(
-        TypeError, match=r"stacked call has no properties of single nodes; use node\.separately"
-    ):
+    with pytest.raises(TypeError, match=r"node\.separately"):
         map_group(compute, NodeGroup(nodes), setting_of(), 0, {})
     alone = [compute(NodeView(NodeGroup([node]), setting_of()))["z"] for node in nodes]
     together = map_group(separate, NodeGroup(nodes), setting_of(), 0, {})["z"]
@@ -668,11 +667,9 @@ def test_unknown_roles_and_models_without_optimizers_are_refused() -> None:
         return {"z": torch.zeros(())}
 
     for nodes in (nodes_of(), nodes_of(count=1)):
-        with pytest.raises(ArgumentError, match=r"invalid role = 'twin' \(expected one of model, critic"):
+        with raises_invalid("role", "twin", "one of model, critic"):
             map_group(role, NodeGroup(nodes), setting_of(), 0, {})
-        with pytest.raises(
-            ArgumentError, match=r"node\.step = 'model' \(expected a network with an optimizer"
-        ):
+        with raises_invalid("role of node.step", "model", "an optimizer"):
             map_group(step, NodeGroup(nodes), setting_of(), 0, {})
 
 
@@ -814,5 +811,5 @@ def test_private_step_on_data_of_the_records_is_a_read() -> None:
     step()
     train()
     step(data=lambda data: replace(data, inputs=1 - data.inputs))
-    with pytest.raises(QueryRefused, match="after a read of its records"):
+    with raises_refused("privacy", "after a read"):
         train()

@@ -172,7 +172,7 @@ def test_nodes_have_different_secrets_and_seeds(tmp_path: Path) -> None:
 def test_existing_files_are_kept(tmp_path: Path) -> None:
     owner_folder.init_folder(tmp_path, "clinic")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(FedstillError, match=r"node.toml exists already"):
+    with pytest.raises(FedstillError, match=r"node.toml exists"):
         owner_folder.init_folder(tmp_path, "other")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     (tmp_path / "node.toml").unlink()
@@ -194,7 +194,7 @@ def test_only_lost_secret_is_replaced(tmp_path: Path) -> None:
 
 
 def test_invalid_name_creates_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(FedstillError, match=r"invalid name = 'a b' \(expected 1 to 64 letters"):
+    with pytest.raises(FedstillError, match=r"name = 'a b' .*1 to 64"):
         owner_folder.init_folder(tmp_path / "new", "a b")
     assert not (tmp_path / "new").exists()
 

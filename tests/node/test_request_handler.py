@@ -191,9 +191,9 @@ def test_failed_private_training_blocks_handler(change: Any) -> None:
         (2, "predict_logits", {"x": X}),
         (3, "leak", {}),
     ):
-        with pytest.raises(NodeFault, match=r"failed at query 1 \(predict_logits\): resume the run from an"):
+        with pytest.raises(NodeFault, match=r"query 1 \(predict_logits\)"):
             office.handler.respond(name, number, tensors, True)
-    with pytest.raises(NodeFault, match="failed at query 1"):
+    with pytest.raises(NodeFault, match="query 1"):
         office.handler.backward(0, {"b": output_gradients()[1]})
     assert office.calls == calls
     assert not office.has_changed_since(critics)

@@ -32,6 +32,7 @@ from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import Query, QueryDetails
 from fedstill.tasks.classification import Classification
+from tests.support.errors import raises_refused
 from tests.support.node_services import release_now
 from tests.support.small_world import SETTING
 
@@ -162,9 +163,7 @@ def test_row_width_determines_cost_and_is_enforced() -> None:
     assert cost_from_dict(node.spent().run_events) == total_cost(node.mechanism.run_costs())
     assert dict(node.spent().run_events) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
     narrow = Node(config, **{**wide, "details": QueryDetails()})  # one number a class: 4
-    with pytest.raises(
-        NodeDataError, match=r"rows of query predict is \(8, 16\) \(expected 4 numbers per row"
-    ):
+    with pytest.raises(NodeDataError, match=r"query predict .*\(8, 16\) .*4 numbers"):
         narrow.send(0, tensors=inputs)
     assert narrow.spent() == Spending({}, {})
     row = replace(config.outputs, distribution="gaussian")  # a row's length is bounded, whatever is in it
@@ -194,7 +193,7 @@ def test_total_budget_holds_over_runs() -> None:
     assert second.count_answered() == fit(ONE, 2.0) - first > 0
     assert second.spent().total_events == {str(ONE): fit(ONE, 2.0)}
     assert Node(config, audit, "three").count_answered() == 0
-    with pytest.raises(QueryRefused, match="the budget is epsilon 2 at"):
+    with raises_refused("privacy budget", "epsilon 2 "):
         Node(config, audit, "three").send(0)
 
 
@@ -208,19 +207,11 @@ def test_charges_in_another_unit_block_budget(sizes: tuple[int, int], holds: boo
     assert (reason is None) == holds
     if not holds:
         assert "protect other units than privacy.group_size" in str(reason)
-        with pytest.raises(QueryRefused, match="protect other units"):
+        with raises_refused("privacy budget", "other units"):
             Node(second, audit, "two").send(0)
     Node(replace(second, total_epsilon=math.inf), audit, "three").send(0)
     mixed = Node(replace(second, total_epsilon=math.inf), audit, "one").gate.refusal_reason(PREDICT)
     assert (mixed is None) == holds  # nor in one run
-
-
-@pytest.mark.parametrize("budget", ["epsilon", "total_epsilon"])
-def test_declared_run_over_budget_is_refused(budget: str) -> None:
-    most = fit(ONE, 1.5)
-    assert Node(replace(VOTES, **{budget: 1.5}), times=most).gate.refusal_reason(PREDICT) is None
-    reason = Node(replace(VOTES, **{budget: 1.5}), times=most + 1).gate.refusal_reason(PREDICT)
-    assert str(reason).startswith("privacy budget: the budget is epsilon 1.5")
 
 
 def test_run_without_guarantee_is_refused_at_first_query() -> None:
@@ -396,9 +387,9 @@ def test_release_without_guarantee_is_counted_and_refused_under_budget() -> None
     assert node.spent() == Spending({}, {}, 1, 1, 1, 1, 4)
     for budget in ("epsilon", "total_epsilon"):
         strict = Node(replace(VOTES, **{budget: 1.5}))
-        with pytest.raises(QueryRefused, match="no guarantee for logit range"):
+        with raises_refused("privacy", "logit range"):
             strict.send(0, RANGE, MAX_LOGIT)
-        with pytest.raises(QueryRefused, match="without any guarantee"):
+        with raises_refused("privacy budget", "any guarantee"):
             release_now(
                 strict.gate, ReceivedQuery(0, "max_logit", "c", "", {}), "response", MAX_LOGIT, RANGE, X
             )
@@ -427,12 +418,6 @@ def test_release_without_guarantee_voids_budget() -> None:
         assert "zero" not in rule  # a server's run, of which the one that is refused is to learn nothing
     separate = replace(VOTES, epsilon=1.5, total_epsilon=math.inf)
     assert Node(separate, audit, "two").count_answered(most=1) == 1, "a run of its own is one"
-
-
-def test_budget_without_mechanism_refuses_all() -> None:
-    node = Node(NoPrivacy(epsilon=3.0))
-    with pytest.raises(QueryRefused, match="mechanism none gives no guarantee for logits"):
-        node.send(0)
 
 
 # --- the budget of all runs -------------------------------------------------------------------------------

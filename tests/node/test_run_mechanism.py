@@ -32,6 +32,7 @@ from fedstill.protocol.wire_format import SCALE
 from fedstill.tasks import TargetKind, Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
+from tests.support.errors import raises_refused
 from tests.support.privacy import make_mechanism
 from tests.support.small_world import SETTING, count_labels
 
@@ -236,7 +237,7 @@ def test_teachers_vote_for_one_class_only(task: Task) -> None:
 def test_summed_votes_have_no_guarantee() -> None:
     """A teacher more or less moves the logarithm of each class's share, and not two of them by one vote."""
     summed = replace(PREDICT, sums=dict.fromkeys(PREDICT.releases, "mean"))
-    with pytest.raises(QueryRefused, match=r"noise is added to votes, and the sums of link"):
+    with raises_refused("privacy", "votes", "sums"):
         protection("pate", summed)
     protection("noisy-outputs", summed)  # bounds and noises whatever it is
 
@@ -256,7 +257,7 @@ def test_custom_methods_votes_have_no_guarantee() -> None:
 
 
 def test_image_outputs_have_no_guarantee() -> None:
-    with pytest.raises(QueryRefused, match="outputs of task segmentation are images"):
+    with raises_refused("privacy", "task segmentation", "images"):
         protection("noisy-outputs", PREDICT, task=MAPS)
     near(
         response(protection("noisy-outputs", PREDICT, task=MultiLabel(CLASSES)), PREDICT),
@@ -481,7 +482,7 @@ def test_private_training_assumes_harmless_rounding_unless_isolated(mechanism: s
 def test_query_without_declared_dependence_is_refused() -> None:
     undeclared = replace(PREDICT, depends_on_records=None)
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
-        with pytest.raises(QueryRefused, match="does not declare depends_on_records"):
+        with raises_refused("privacy", "depends_on_records"):
             protection(mechanism, undeclared)
     assert response(protection("none", undeclared), undeclared) is None
     protection("pate", replace(undeclared, releases={}))  # it releases nothing
@@ -579,7 +580,7 @@ def test_statement_without_mechanism() -> None:
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
 def test_unknown_network_is_not_trained_under_mechanism(mechanism: Any) -> None:
     taught = replace(PREDICT_LOGITS, trains=("critic", "dreamer"))
-    with pytest.raises(QueryRefused, match="it trains dreamer without noise"):
+    with raises_refused("privacy", "dreamer", "noise"):
         protection(mechanism, taught)
     assert protection("none", taught) is not None
 

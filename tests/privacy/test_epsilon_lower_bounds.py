@@ -21,6 +21,7 @@ from fedstill.privacy.epsilon_lower_bounds import (
     one_run_lower_bound,
 )
 from fedstill.privacy.events import Event
+from tests.support.errors import raises_invalid
 
 
 def normals(n: int, seed: int, d: int = 1) -> torch.Tensor:
@@ -163,7 +164,7 @@ def test_one_run_bound_by_hand() -> None:
 
 
 def test_rejects_too_few_runs() -> None:
-    with pytest.raises(ArgumentError, match="invalid runs of an audit = 5"):
+    with raises_invalid("runs of an audit", 5):
         lower_bound_from_runs(torch.zeros(5), torch.zeros(10), 1e-5)
 
 

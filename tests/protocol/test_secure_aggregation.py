@@ -107,7 +107,7 @@ def test_large_values_wrap_around(value: int, shift: int) -> None:
     wrapped = (whole + 2**63) % 2**64 - 2**63
     assert to_ring(held).item() == wrapped
     for wrong in (float("nan"), float("inf"), float("-inf")):
-        with pytest.raises(DataError, match="NaN or infinite"):
+        with pytest.raises(DataError, match="NaN"):
             to_ring(torch.tensor([1.0, wrong]))
 
 

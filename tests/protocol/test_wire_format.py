@@ -182,7 +182,7 @@ def test_unpacked_message_has_no_graph() -> None:
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_message_are_refused(garbage: bytes) -> None:
-    with pytest.raises(DataError, match="not a message of fedstill"):
+    with pytest.raises(DataError, match="not a message"):
         unpack(garbage)
 
 
@@ -231,7 +231,7 @@ def test_rejects_shape_larger_than_memory(shape: list[int]) -> None:
     decoded = json.dumps({"fedstill": {}, "strides": {}})
     of_x = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
     header = json.dumps({"__metadata__": {"fedstill": decoded}, "x": of_x}).encode()
-    with pytest.raises(DataError, match="not a message of fedstill"):
+    with pytest.raises(DataError, match="not a message"):
         unpack(len(header).to_bytes(8, "little") + header)
 
 
@@ -336,13 +336,13 @@ def test_scales_that_do_not_fit_are_refused(named: dict[str, torch.Tensor]) -> N
     ids=lambda x: str(x.dtype),
 )
 def test_only_what_is_compressed_has_scales(x: torch.Tensor) -> None:
-    with pytest.raises(DataError, match=r"came with scales .*expected torch\.int8 or torch\.float16"):
+    with pytest.raises(DataError, match=r"scales .*torch\.int8 .*torch\.float16"):
         decompress({"x": x, "x:scale": torch.ones(2)})
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.float8_e5m2, torch.int64])
 def test_scales_are_float32(dtype: torch.dtype) -> None:
-    with pytest.raises(DataError, match="came with scales"):
+    with pytest.raises(DataError, match="with scales"):
         decompress({"x": torch.ones(2, 3).to(torch.int8), "x:scale": torch.ones(2).to(dtype)})
 
 

@@ -76,7 +76,7 @@ def test_run_without_metrics_raises_nothing_to_draw(tmp_path: Path) -> None:
     for draw in (figures.accuracy, figures.losses, figures.local_losses):
         with pytest.raises(figures.NothingToDraw):
             draw(tmp_path)
-    with pytest.raises(figures.NothingToDraw, match="no data for any figure"):
+    with pytest.raises(figures.NothingToDraw, match="no data"):
         figures.write(tmp_path)
 
 

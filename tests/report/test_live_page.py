@@ -72,7 +72,7 @@ def test_rejects_folder_without_run(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError):
         write_report(tmp_path)
     (tmp_path / PROGRESS_FILE).write_text("{")
-    with pytest.raises(RunFolderError, match="is not a progress file"):
+    with pytest.raises(RunFolderError, match="progress file"):
         write_report(tmp_path)
 
 

@@ -583,7 +583,7 @@ def test_missing_images_are_reported(tmp_path: Path) -> None:
 
 def test_broken_image_file_raises_error(tmp_path: Path) -> None:
     (tmp_path / "leakage.safetensors").write_bytes(b"no file of tensors")
-    with pytest.raises(RunFolderError, match="cannot be read as safetensors"):
+    with pytest.raises(RunFolderError, match="as safetensors"):
         attacked(tmp_path, a_head(inversion=an_inversion()))
 
 

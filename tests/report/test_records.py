@@ -186,7 +186,7 @@ def test_invalid_value_is_named_with_its_key(
 
 def test_rejects_deeply_nested_json(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("[" * 100_000)
-    with pytest.raises(RunFolderError, match=r"result\.json cannot be read as JSON: "):
+    with pytest.raises(RunFolderError, match=r"result\.json .*JSON: "):
         Result.read(tmp_path)
 
 

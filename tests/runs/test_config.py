@@ -17,6 +17,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.partitioners import Dirichlet
 from fedstill.protocol.method import METHODS, Method
 from fedstill.runs import presets, spec
+from tests.support.errors import raises_invalid
 
 FEDIOD: dict[str, Any] = {"method": {"name": "fediod"}}
 
@@ -192,7 +193,7 @@ def test_error_of_other_table_keeps_its_name() -> None:
 
 
 def test_rejects_writing_invalid_method() -> None:
-    with pytest.raises(ArgumentError, match=r"^invalid method = 'fedavg' \(expected one of Standalone, "):
+    with raises_invalid("method", "fedavg", "one of Standalone"):
         spec.to_toml(spec.RunSpec(method="fedavg"))
 
 
@@ -274,28 +275,26 @@ def test_rejects_unknown_presets(folder: Path) -> None:
             presets.path(name)
     with pytest.raises(UnknownName, match="did you mean 'base'"):
         spec.read_toml('extends = "bases"')
-    with pytest.raises(
-        ArgumentError, match=r"^invalid extends = 3 \(expected the name of a preset, or a \.toml file"
-    ):
+    with raises_invalid("extends", 3, "a preset", ".toml file"):
         spec.read_toml("extends = 3")
 
 
 def test_rejects_circular_extends(folder: Path) -> None:
     (folder / "base.toml").write_text('extends = "grandchild"', encoding="utf-8")
-    with pytest.raises(FedstillError, match="in a circle: child -> base -> grandchild -> child"):
+    with pytest.raises(FedstillError, match="child -> base -> grandchild -> child"):
         spec.read_toml('extends = "child"')
 
 
 def test_rejects_unreadable_files(tmp_path: Path) -> None:
     missing = tmp_path / "no.toml"
-    with pytest.raises(FedstillError, match=r"^cannot read '.*no\.toml': No such file"):
+    with pytest.raises(FedstillError, match=r"no\.toml'"):
         spec.load_toml(missing)
     broken = tmp_path / "broken.toml"
     broken.write_text("[split\nnodes = 3", encoding="utf-8")
-    with pytest.raises(FedstillError, match=r"broken\.toml is not TOML: .*line 1"):
+    with pytest.raises(FedstillError, match=r"broken\.toml .*TOML: .*line 1"):
         spec.load_toml(broken)
     broken.write_bytes(b"name = '\xff'")
-    with pytest.raises(FedstillError, match="it is not UTF-8 text"):
+    with pytest.raises(FedstillError, match="UTF-8"):
         spec.load_toml(broken)
 
 

@@ -21,6 +21,7 @@ from fedstill.runs import run
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
 from fedstill.student.evaluate import evaluate
+from tests.support.errors import raises_invalid
 from tests.support.models import tiny_backbone
 from tests.support.runs import FEDKD, SGD, config
 
@@ -94,7 +95,7 @@ def test_custom_backbone_of_a_run_is_loaded_for_its_folder_only(tmp_path: Path) 
     network = fedstill.load(tmp_path / "run").network
     assert isinstance(network, BackboneWithHead)
     assert network.backbone.width == 3
-    with pytest.raises(ArgumentError, match="the student's backbone"):
+    with raises_invalid("the student's backbone"):
         fedstill.load(tmp_path / "run" / "student.safetensors")
 
 
@@ -113,7 +114,7 @@ def test_changed_weights_are_refused_when_the_student_is_loaded(tmp_path: Path) 
     save_file(state, path)
     start(features_config(tmp_path, BACKBONE, features={"weights": str(path)}), tmp_path / "run")
     save_file({name: tensor + 1 for name, tensor in state.items()}, path)
-    with pytest.raises(ModelError, match="differs from the one of the run"):
+    with pytest.raises(ModelError, match="differs"):
         fedstill.load(tmp_path / "run")
 
 
@@ -172,7 +173,7 @@ def test_what_does_not_fit_is_refused_before_the_run(
 
 
 def test_maps_have_no_features(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="one output per input"):
+    with raises_invalid("task.name", "segmentation", "one output"):
         fedstill.tasks.TASKS["segmentation"]().make(2).on_features()
 
 
@@ -196,7 +197,7 @@ def test_resume_compares_the_data_before_features(tmp_path: Path, monkeypatch: p
     assert not torch.equal(again.setting.test.inputs, begun.setting.test.inputs)
     again._prepare_nodes(state)
     changed, _ = build_simulation(features_config(tmp_path, seed=1))
-    with pytest.raises(DataError, match=r"^the data have changed"):
+    with pytest.raises(DataError, match=r"^the data"):
         changed._prepare_nodes(state)
 
 
@@ -206,14 +207,14 @@ def test_resume_detects_another_backbone(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file({name: tensor + 1 for name, tensor in tiny_backbone((1,)).state_dict().items()}, path)
     changed, _ = build_simulation(features_config(tmp_path, BACKBONE, features={"weights": str(path)}))
-    with pytest.raises(ModelError, match=r"^the backbone: the model has changed"):
+    with pytest.raises(ModelError, match=r"^the backbone"):
         changed._prepare_nodes(state)
 
 
 def test_moments_of_one_public_example_are_refused(tmp_path: Path) -> None:
     public = {"name": "noise", "limit": 1}
     spec = features_config(tmp_path, features={"normalize": "public"}, public=public)
-    with pytest.raises(ArgumentError, match="2 public examples or more"):
+    with raises_invalid("features.normalize", "public", "2 public examples"):
         build_simulation(spec)
 
 

@@ -20,7 +20,7 @@ from fedstill.cli import main as cli
 from fedstill.cli.arguments import Call
 from fedstill.cli.run import configured
 from fedstill.core import run_writer
-from fedstill.core.errors import ArgumentError, DeployError, FedstillError, RunFolderError
+from fedstill.core.errors import DeployError, FedstillError, RunFolderError
 from fedstill.core.progress import ProgressBar, ProgressSnapshot
 from fedstill.data.partitioners import Dirichlet
 from fedstill.federation.transport import Link, LinkError
@@ -33,6 +33,7 @@ from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import NodesConfig, from_dict, load_toml, read_toml
 from fedstill.track import Tracker
 from fedstill.track.trackers import TrackerGroup
+from tests.support.errors import raises_invalid
 from tests.support.links import Away, Loopback, tiny
 
 TURNS = [{"phase": "distillation", "step": step, "accuracy": 10.0 * step} for step in range(1, 6)]
@@ -220,7 +221,7 @@ def test_lost_server_has_resume_hint(server: Server, monkeypatch: pytest.MonkeyP
         raise DeployError("the server is gone")
 
     monkeypatch.setattr(server, "status", raise_error)
-    with pytest.raises(DeployError, match=r"is gone\. To resume the run: fedstill run --resume out"):
+    with pytest.raises(DeployError, match="fedstill run --resume out"):
         begin()
 
 
@@ -253,15 +254,15 @@ def test_run_with_result_did_not_stop(server: Server) -> None:
     assert not Path("out/stopped.json").exists()
     server.outputs = {}
     Path("out/result.json").unlink()
-    with pytest.raises(DeployError, match=r"job job-1 ended as FINISHED:COMPLETED and left no result"):
+    with pytest.raises(DeployError, match=r"job-1 .*FINISHED:COMPLETED .*no result"):
         run.resume(Path("out"), progress=False)
 
 
 def test_failed_start_creates_no_folder(server: Server) -> None:
-    with pytest.raises(DeployError, match="is no admin's startup kit"):
+    with pytest.raises(DeployError, match="no admin's"):
         begin("--startup-kit", "amdin")
     server.connected = []
-    with pytest.raises(DeployError, match="no node is connected"):
+    with pytest.raises(DeployError, match="no node"):
         begin()
     assert not Path("out").exists()
 
@@ -282,14 +283,14 @@ def test_resolves_and_replaces_kit(server: Server, monkeypatch: pytest.MonkeyPat
     text = (out / "config.toml").read_text()
     assert text.startswith("# Made by: fedstill run\n")
     assert f'startup_kit = "{out.parent / "new/admin"}"' in text
-    with pytest.raises(DeployError, match="no admin's startup kit"):
+    with pytest.raises(DeployError, match="no admin's"):
         run.resume(out, progress=False, startup_kit=Path("amdin"))
     assert (out / "config.toml").read_text() == text
 
 
 def test_rejects_kit_for_local_run(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('# Made by: x\n\n[method]\nname = "fedavg"\n')
-    with pytest.raises(ArgumentError, match="none, as this run was started without one"):
+    with raises_invalid("--startup-kit", "admin", "none"):
         run.resume(tmp_path, progress=False, startup_kit=Path("admin"))
 
 
@@ -303,7 +304,7 @@ def test_rejects_second_process_on_run(server: Server) -> None:
         lambda: deployment.rehearse(config, experiment, Path("out"), ProgressBar(False)),
         lambda: deployment.submit(config, Path("out"), ProgressBar(False), TrackerGroup()),
     ):
-        with pytest.raises(RunFolderError, match="out is in use: another process runs this run"):
+        with pytest.raises(RunFolderError, match=r"out .*another process"):
             start()
     os.close(held)
     assert not list(Path("out").iterdir())
@@ -452,7 +453,7 @@ def test_node_outside_job_is_unreachable() -> None:
 
     link = FlareLink([Client()], ["south", "north"])
     assert link.nodes == ["north", "south"]
-    with pytest.raises(Unreachable, match="not connected when this part of the run began"):
+    with pytest.raises(Unreachable, match="not connected"):
         link.call("south", b"", 60.0)
 
 
@@ -520,7 +521,7 @@ def test_failing_tracker_start_submits_no_job(
     server: Server, tracker_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RecordingTracker, "fails", "start")
-    with pytest.raises(FedstillError, match="cannot start: the server of trackers is gone"):
+    with pytest.raises(FedstillError, match="cannot start"):
         begin("--track", tracker_name)
     assert server.handed_in == []
 

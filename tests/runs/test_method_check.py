@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedstill
-from fedstill.core.errors import ArgumentError, MethodCheckError
+from fedstill.core.errors import MethodCheckError
 from fedstill.methods import (
     Method,
     Needs,
@@ -26,6 +26,7 @@ from fedstill.methods import (
     torch_generator,
 )
 from fedstill.methods.column_sums import ColumnSums
+from tests.support.errors import raises_invalid
 
 
 class Memory:
@@ -240,5 +241,5 @@ def test_error_in_a_method_names_its_line() -> None:
 
 
 def test_method_of_other_data_needs_a_setting() -> None:
-    with pytest.raises(ArgumentError, match=r"make_setting.*it needs rows of a table"):
+    with raises_invalid("make_setting", None, "rows of a table"):
         fedstill.check_method(ColumnSums())

@@ -35,6 +35,7 @@ from fedstill.runs.deployment import write_nodes
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.tasks import TASKS
+from tests.support.errors import raises_invalid, raises_refused
 from tests.support.links import RecordingLink, changed, hosts, live, run_of
 from tests.support.models import serving, write_onnx
 
@@ -86,11 +87,11 @@ def test_student_of_predictors_beats_each_predictor(tmp_path: Path) -> None:
 
 def test_fediod_needs_no_gradients_of_predictors() -> None:
     quick = {"steps": 3, "batch": 8}
-    with pytest.raises(QueryRefused, match=r"no gradient passes through it"):
+    with raises_refused("model", "gradient"):
         distil([forest()], fedstill.FedIOD(**quick))
     results = distil([forest()], fedstill.FedIOD(**quick, backpropagate=False)).result
     assert "gradients" not in results["bytes"]["by_kind"]
-    with pytest.raises(MethodRefused, match="its model is frozen"):
+    with pytest.raises(MethodRefused, match="frozen"):
         distil([forest()], fedstill.FedAvg(), policies=[fedstill.PolicyConfig(outputs_only=False)])
 
 
@@ -110,7 +111,7 @@ def test_detects_module_without_gradients_before_training() -> None:
             return torch.from_numpy(np.eye(3)[forest_of.predict(x.detach().numpy())]).float()
 
     forest_of = forest()
-    with pytest.raises(QueryRefused, match="no gradient passes through it"):
+    with raises_refused("model", "gradient"):
         distil([Wrapped()], fedstill.FedIOD(steps=3, batch=8), local=LocalConfig(epochs=1))
 
 
@@ -156,7 +157,7 @@ def test_deployed_predictor_nodes_equal_simulation(
     responding = changed(config, method={"backpropagate": False})
     node_hosts = hosts(responding, tmp_path)
     link = RecordingLink(node_hosts)
-    with pytest.raises(QueryRefused, match=r"'node-2' refuse .* no gradient passes through it"):
+    with pytest.raises(QueryRefused, match=r"'node-2' refuse .*gradient"):
         live(config, link, tmp_path).run()
     simulation, _ = build_simulation(responding)
     simulation.run()
@@ -165,7 +166,7 @@ def test_deployed_predictor_nodes_equal_simulation(
     assert torch.allclose(to_vector(server.student), to_vector(simulation.student), atol=1e-5)
     host = node_hosts["node-0"]
     write_onnx(host.folder / host.file.model.name, np.random.default_rng(1).normal(size=(5, 2)))
-    with pytest.raises(NodeFault, match=r"it was begun with another setup: start a new run"):
+    with pytest.raises(NodeFault, match="another setup"):
         NodeService(host.folder).join(server.federation.plan)
 
 
@@ -196,16 +197,14 @@ def test_resume_detects_replaced_model_file(tmp_path: Path) -> None:
 
 
 def test_rejects_endpoints_of_other_machines() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"invalid nodes\.models = 'http://192\.0\.2\.1/' \(expected an address on"
-    ):
+    with raises_invalid("nodes.models", "http://192.0.2.1/", "an address"):
         build_simulation(run(["http://192.0.2.1/"]))
 
 
 def test_rejects_state_of_earlier_version() -> None:
     begun, _ = build_simulation(run(["mlp:8"]))
     state = {key: value for key, value in begun._node_state().items() if key != "models"}
-    with pytest.raises(RunFolderError, match=r"^the run was started with an earlier fedstill"):
+    with pytest.raises(RunFolderError, match="earlier fedstill"):
         begun._prepare_nodes(state)
 
 
@@ -229,5 +228,5 @@ def test_resume_detects_changed_data_and_layers(part: str) -> None:
             replaced._prepare_nodes(state)
         return
     getattr(replaced.setting.nodes[1].data, part)[0] += 1
-    with pytest.raises(DataError, match=r"^the data have changed since the run was started"):
+    with pytest.raises(DataError, match=r"^the data"):
         replaced._prepare_nodes(state)

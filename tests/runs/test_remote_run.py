@@ -19,6 +19,7 @@ from fedstill.protocol.run_plan import RunPlan
 from fedstill.protocol.wire_format import unpack
 from fedstill.runs import remote_run
 from fedstill.runs.simulation import build_simulation
+from tests.support.errors import raises_refused
 from tests.support.links import NAMES, RecordingLink, changed, live, nodes, tiny
 
 # --- what it knows ------------------------------------------------------------------------------------
@@ -77,9 +78,7 @@ def test_averaging_rejects_other_architectures(tmp_path: Path) -> None:
     config = tiny("fedavg")
     link = RecordingLink(nodes(config, tmp_path))
     other = changed(config, student={"model": "small-cnn:4"})
-    with pytest.raises(
-        MethodRefused, match="node-1, node-2: its model does not have the student's architecture"
-    ):
+    with pytest.raises(MethodRefused, match=r"node-1, node-2: .*architecture"):
         live(other, link, tmp_path).run()
     assert refused(link)
 
@@ -87,7 +86,7 @@ def test_averaging_rejects_other_architectures(tmp_path: Path) -> None:
 def test_training_methods_reject_frozen_models(tmp_path: Path) -> None:
     config = tiny("fedavg")
     link = RecordingLink(nodes(config, tmp_path, train="false"))
-    with pytest.raises(MethodRefused, match="its model is frozen"):
+    with pytest.raises(MethodRefused, match="frozen"):
         live(config, link, tmp_path).run()
     assert refused(link)
 
@@ -106,7 +105,7 @@ def test_frozen_models_respond(tmp_path: Path) -> None:
 def test_rejects_missing_public_data(tmp_path: Path) -> None:
     config = tiny("fedkd")
     link = RecordingLink(nodes(config, tmp_path))
-    with pytest.raises(MethodRefused, match=r"there is no public data: pass --public\.name"):
+    with pytest.raises(MethodRefused, match=r"--public\.name"):
         live(changed(config, public={"name": "none"}), link, tmp_path)
     assert link.calls == []
 
@@ -114,7 +113,7 @@ def test_rejects_missing_public_data(tmp_path: Path) -> None:
 def test_rejects_low_query_limit_at_start(tmp_path: Path) -> None:
     config = tiny("fediod")  # asks one query and three
     link = RecordingLink(nodes(config, tmp_path, max_queries="3"))
-    with pytest.raises(QueryRefused, match="max_queries: 3, and the run asks 4"):
+    with raises_refused("max_queries: 3", "asks 4"):
         live(config, link, tmp_path).run()
     assert refused(link)
     again = RecordingLink({name: NodeService(tmp_path / "nodes" / name) for name in NAMES})
@@ -125,7 +124,7 @@ def test_rejects_low_query_limit_at_start(tmp_path: Path) -> None:
 def test_rejects_forbidden_query_at_start(tmp_path: Path) -> None:
     config = tiny("fediod")
     link = RecordingLink(nodes(config, tmp_path, queries='["count_labels"]'))
-    with pytest.raises(QueryRefused, match="'node-1', 'node-2' refuse query 'predict_logits' by rule"):
+    with pytest.raises(QueryRefused, match=r"'node-1', 'node-2' .*'predict_logits'"):
         live(config, link, tmp_path).run()
     assert refused(link)
 
@@ -142,7 +141,7 @@ def test_nodes_refuse_other_input_shape(tmp_path: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(remote_run, "make_run_plan", other)
         server = live(config, link, tmp_path)
-    with pytest.raises(NodeFault, match="see its log"):
+    with pytest.raises(NodeFault, match="its log"):
         server.run()
     assert refused(link)
 
@@ -153,7 +152,7 @@ def test_nodes_refuse_other_input_shape(tmp_path: Path, monkeypatch: pytest.Monk
 def test_full_quorum_needs_all_nodes(tmp_path: Path) -> None:
     config = tiny("fediod", wait=0.2)
     link = RecordingLink(nodes(config, tmp_path), away=("node-1",))
-    with pytest.raises(NodeFault, match=r"'node-1', query 'join'.*no way.*link\.quorum wants 3"):
+    with pytest.raises(NodeFault, match=r"'node-1', query 'join'.*link\.quorum wants 3"):
         live(config, link, tmp_path).run()
     assert refused(link)
     # With it, the same folder resumes, to the metrics of an uninterrupted run.

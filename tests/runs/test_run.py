@@ -238,7 +238,7 @@ def test_rejects_invalid_input_without_writing(
 
 def test_rejects_unsuitable_method_first() -> None:
     table = {"method": {"name": "asyndgan"}, "data": {"name": "digits"}, "split": {"nodes": 100_000}}
-    with pytest.raises(MethodRefused, match="AsynDGAN cannot run here: it generates images from"):
+    with pytest.raises(MethodRefused, match="AsynDGAN cannot"):
         build_simulation(from_dict(table))
 
 
@@ -320,7 +320,7 @@ def test_rejects_data_of_one_class(tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", images=rng.random((30, 8, 8)), labels=np.zeros(30, dtype=np.int64))
     name = str(tmp_path / "one.npz")
     table = {"method": {"name": "fedkd"}, "nodes": {"models": ["mlp:4"]}, "student": {"model": "mlp:4"}}
-    with pytest.raises(DataError, match=r"the only class is 0 \(expected 2 or more"):
+    with pytest.raises(DataError, match=r"class is 0 .*2 or"):
         build_simulation(from_dict({**table, "data": {"name": name}}))
     begun, _ = build_simulation(from_dict({**table, "public": {"name": name}}))
     assert begun.public is not None
@@ -334,7 +334,7 @@ def test_finished_run_detects_changed_options(finished: Path, tmp_path: Path) ->
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert resume(out, progress=False) == result_of(finished)
     (out / "config.toml").write_text(text.replace("\nseed = 0\n", "\nseed = 5\n", 1))
-    with pytest.raises(RunFolderError, match="seed = 0, but now it is 5"):
+    with pytest.raises(RunFolderError, match=r"seed = 0, .* 5"):
         resume(out, progress=False)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {
         **before,

@@ -100,5 +100,5 @@ def test_distil_accepts_times_and_events(tmp_path: Path) -> None:
     outcome = fedstill.distil(parts[:2], models[:2], models[2], parts[2], 8, schema=schema, **result)
     assert outcome.result["concordance"] > 70
     late = (parts[0][0], parts[0][1] + torch.tensor([9.0, 0.0]))
-    with pytest.raises(DataError, match="a time that is no number of intervals from 0 to 8"):
+    with pytest.raises(DataError, match=r"intervals .*0 to 8"):
         fedstill.distil([late, parts[1]], models[:2], models[2], parts[2], 8, schema=schema, **result)

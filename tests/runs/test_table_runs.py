@@ -10,12 +10,13 @@ import torch
 
 import fedstill
 from fedstill.cli import main as cli
-from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.errors import DataError
 from fedstill.data import make_data_config
 from fedstill.data.loading import load
 from fedstill.data.table_data import check_features, encode_frame
 from fedstill.models import MLP, Linear
 from fedstill.tasks.classification import TabularConfig
+from tests.support.errors import raises_invalid
 from tests.support.runs import result_of, small_run
 
 
@@ -50,6 +51,7 @@ def test_methods_learn_tables(tmp_path: Path, method: str, model: str, options: 
     assert accuracy > 75, "chance is 40"
 
 
+@pytest.mark.usefixtures("steady_adam")
 @pytest.mark.parametrize("method", ["fedavg", "fediod"])
 def test_one_by_one_equals_stacked(tmp_path: Path, method: str) -> None:
     steps = ("--method.steps", "20") if method == "fediod" else ("--method.rounds", "3")
@@ -216,22 +218,19 @@ def test_rejects_generating_rows_without_schema() -> None:
     data = (x, (x[:, 0] > 0).long())
     models = [MLP((3,), 2, 8) for _ in range(2)]
     assert fedstill.distil([data, data], models, MLP((3,), 2, 8), data, 2, **QUICK).result["accuracy"] > 80
-    with pytest.raises(
-        ArgumentError,
-        match=r"invalid schema = '' \(expected a table's columns.* or choose a method with public data",
-    ):
+    with raises_invalid("schema", "", "a table's columns", "public data"):
         fedstill.distil([data], models[:1], MLP((3,), 2, 8), data, 2, task="tabular")
 
 
 def test_rejects_invalid_rows() -> None:
     x, model = torch.zeros(4, 1), Linear((1,), 2)
     data = (x, torch.tensor([0, 1, 0, 1]))
-    with pytest.raises(DataError, match='rows of a table are learned by task "tabular"'):
+    with pytest.raises(DataError, match='task "tabular"'):
         fedstill.distil([data], [model], model, data, 2)
-    with pytest.raises(DataError, match=r"data\[0\] is a DataFrame \(expected one with schema="):
+    with pytest.raises(DataError, match=r"data\[0\] .*DataFrame .*schema="):
         fedstill.distil([frame(0)], [model], model, data, 2, task="tabular")
     old = Frame(age=[300], ill=["no"])
-    with pytest.raises(DataError, match=r"data\[0\], row 0: column 'age' is 300 \(expected 0 to 100"):
+    with pytest.raises(DataError, match=r"data\[0\], row 0: .*'age' is 300 .*0 to 100"):
         fedstill.distil([old], [model], model, data, 2, task="tabular", schema=COLUMNS)
-    with pytest.raises(ArgumentError, match=r"invalid classes = 3 \(expected 2, as the schema has no, yes"):
+    with raises_invalid("classes", 3, "2", "no, yes"):
         fedstill.distil([data], [model], model, data, 3, task="tabular", schema=COLUMNS)

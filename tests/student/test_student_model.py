@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from fedstill.student.export import export
 from fedstill.student.predict import predict
 from fedstill.student.student_model import PortableStudent
 from fedstill.tasks import TASKS
+from tests.support.errors import raises_invalid
 
 PIXELS = DataSpec(TASKS["classification"](), ("cat", "dog"), (3, 8, 8), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
 
@@ -87,21 +89,19 @@ def test_student_file_imports_nothing_unnamed(tmp_path: Path) -> None:
         fedstill.load(own)
     for model in (MLP((3, 8, 8), 2, width=4), "mlp:4"):
         assert fedstill.load(own, model)(torch.zeros(1, 3, 8, 8)).shape == (1, 2)
-    with pytest.raises(ModelError, match="weights of another architecture than MLP"):
+    with pytest.raises(ModelError, match=r"architecture .*MLP"):
         fedstill.load(own, "mlp:5")
-    with pytest.raises(
-        ArgumentError, match=r"invalid model = 'MLP' \(expected an instance, such as MLP\(\.\.\.\)"
-    ):
+    with raises_invalid("model", "MLP", "an instance"):
         fedstill.load(own, MLP)  # type: ignore[arg-type]
 
 
 def test_rejects_files_without_student(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="expected the folder of a finished run"):
+    with pytest.raises(RunFolderError, match="finished run"):
         fedstill.load(tmp_path / "none")
-    with pytest.raises(RunFolderError, match=r"no student\.safetensors"):
+    with pytest.raises(RunFolderError, match=r"student\.safetensors"):
         fedstill.load(tmp_path)
     save_file({"a": torch.zeros(1)}, tmp_path / "student.safetensors")
-    with pytest.raises(RunFolderError, match="not of 'fedstill student 1'"):
+    with pytest.raises(RunFolderError, match="'fedstill student 1'"):
         fedstill.load(tmp_path)
     (tmp_path / "student.safetensors").write_bytes(b"broken")
     with pytest.raises(RunFolderError, match="cannot read"):
@@ -158,9 +158,9 @@ def test_regression_predictions_are_in_target_unit(tmp_path: Path) -> None:
     # An age of 100 is 1, of which the network makes 0.5: three quarters of 0 to 30.
     assert student({"age": [100, 0]}).flatten().tolist() == [22.5, 7.5]
     assert student(torch.tensor([[50.0]])).item() == 15.0
-    with pytest.raises(DataError, match=r"row 0: column 'age' is 101 \(expected 0 to 100"):
+    with pytest.raises(DataError, match=r"row 0: .*'age' is 101 .*0 to 100"):
         student(torch.tensor([[101.0]]))
-    with pytest.raises(DataError, match="rows: values are complex64"):
+    with pytest.raises(DataError, match=r"rows: .*complex64"):
         student(torch.tensor([[50.0 + 1j]]))
 
 
@@ -190,11 +190,11 @@ def test_map_predictions_are_exported_but_not_written_to_csv(tmp_path: Path) -> 
     with pytest.raises(MethodRefused, match="predicts maps"):
         predict(student, "x.npz", EvaluationDataOptions(), tmp_path / "a.csv")
     assert export(student, "torchscript", tmp_path / "student.pt") < 1e-6
-    with pytest.raises(ModelError, match="'unet' cannot be exported as huggingface"):
+    with pytest.raises(ModelError, match=r"'unet' .*huggingface"):
         export(student, "huggingface", tmp_path / "folder")  # which would make a U-Net of it
-    with pytest.raises(ArgumentError, match="expected a path in an existing folder"):
+    with raises_invalid("--out", ANY, "existing folder"):
         export(student, "torchscript", tmp_path / "nowhere" / "student.pt")
-    with pytest.raises(ArgumentError, match="expected a file, or a new path"):
+    with raises_invalid("--out", ANY, "a file", "new path"):
         export(student, "torchscript", tmp_path / "run")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "student.pt"]  # no half an export
 
@@ -246,7 +246,7 @@ def test_class_folders_are_matched_by_name(tmp_path: Path) -> None:
     assert data.targets.tolist() == [1, 1]
     assert data.cases is not None
     assert data.cases.sites == ("x", "y")
-    with pytest.raises(ArgumentError, match=r"invalid data\.sites = 'z' \(expected some of x, y"):
+    with raises_invalid("data.sites", "z", "some of x, y"):
         load_labeled(str(tmp_path / "dogs.npz"), PIXELS, EvaluationDataOptions(sites=("z",)))
 
 
@@ -260,7 +260,7 @@ def test_named_dataset_is_evaluated_at_requested_sites(
     monkeypatch.setattr(new_data, "load", lambda *_, **__: whole)
     assert load_labeled("digits", PIXELS, EvaluationDataOptions(sites=("south",))).targets.tolist() == [1, 0]
     assert len(load_labeled("digits", PIXELS, EvaluationDataOptions())) == 4
-    with pytest.raises(ArgumentError, match=r"invalid data\.sites = 'east' \(expected some of north, south"):
+    with raises_invalid("data.sites", "east", "some of north, south"):
         load_labeled("digits", PIXELS, EvaluationDataOptions(sites=("east",)))
 
 

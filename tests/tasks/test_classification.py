@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import UnknownName
 from fedstill.tasks import TASKS, classification
 from fedstill.tasks.classification import Classification, ClassificationConfig, TextClassification, TextConfig
+from tests.support.errors import raises_invalid
 
 TASK = Classification(3)
 SURE = 1e4
@@ -198,7 +198,7 @@ def test_advice_for_uneven_classes_names_their_shares() -> None:
 
 def test_task_is_made_by_name() -> None:
     assert ClassificationConfig().make(7).classes == 7
-    with pytest.raises(UnknownName, match="unknown task 'juggling'"):
+    with raises_invalid("task", "juggling"):
         TASKS["juggling"]
 
 

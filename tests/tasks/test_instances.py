@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.dataset import CaseIndex, TensorData
-from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.tasks.instances import (
     Instances,
@@ -28,6 +27,7 @@ from fedstill.tasks.instances import (
     stitch_patches,
 )
 from fedstill.tasks.label_maps import sample_nuclei
+from tests.support.errors import raises_invalid
 
 ObjectMap = npt.NDArray[np.int64]
 
@@ -421,7 +421,7 @@ def test_contours_have_double_weight() -> None:
 
 
 def test_rejects_other_class_counts() -> None:
-    with pytest.raises(ArgumentError, match="background, inside and contour"):
+    with raises_invalid("classes", 2, "background, inside and contour"):
         InstancesConfig().make(2)
 
 

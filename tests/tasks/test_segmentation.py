@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import ANY
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from fedstill.tasks.segmentation import (
     soft_dice_loss,
     specificity,
 )
+from tests.support.errors import raises_invalid
 
 Mask = npt.NDArray[np.bool_]
 
@@ -368,7 +370,7 @@ def test_counts_are_pixel_shares_summing_to_examples() -> None:
 
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 1.0, 1.0, 1.0)])
 def test_rejects_wrong_number_of_class_weights(weights: tuple[float, ...]) -> None:
-    with pytest.raises(ArgumentError, match=r"task.class_weights .* one for each of 3 classes"):
+    with raises_invalid("task.class_weights", ANY, "3 classes"):
         Segmentation(3, weights)
 
 

@@ -31,6 +31,7 @@ from fedstill.tasks.multi_label import MultiLabel
 from fedstill.tasks.reconstruction import Reconstruction
 from fedstill.tasks.segmentation import Segmentation, SegmentationConfig
 from fedstill.tasks.task import ENSEMBLES
+from tests.support.errors import raises_invalid
 
 
 def tasks() -> list[Task]:
@@ -56,7 +57,7 @@ def test_empty_targets_are_valid_targets(task: Task) -> None:
 
 
 def test_rejects_options_of_another_task() -> None:
-    with pytest.raises(ArgumentError, match=r"invalid task\.acceleration = 4 \(expected none"):
+    with raises_invalid("task.acceleration", 4, "none"):
         from_dict({"method": {"name": "fedavg"}, "task": {"name": "segmentation", "acceleration": 4}})
     with pytest.raises(ArgumentError, match=r"invalid task\.dice = -1"):
         SegmentationConfig(dice=-1.0)
@@ -162,9 +163,7 @@ def test_methods_refuse_tasks_with_a_reason() -> None:
     ids=["label_maps", "encode_maps", "targets_from_maps", "sample_maps"],
 )
 def test_task_without_label_maps_refuses_their_use(call: Callable[..., object]) -> None:
-    with pytest.raises(
-        MethodRefused, match=r"task classification has no label maps to generate inputs from$"
-    ):
+    with pytest.raises(MethodRefused, match=r"classification .*label maps"):
         call(Classification(3), torch.zeros(2, 1, 8, 8), torch.zeros(2, 8, 8, dtype=torch.uint8))
 
 
@@ -177,9 +176,7 @@ def test_an_ensemble_lets_gradients_through(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(ENSEMBLES._loaded, "cuts", cuts)
     responses, weights = torch.zeros(2, 3, 4), torch.full((2, 1, 4), 0.5)
     assert Classification(4).ensemble(responses, weights, "cuts").shape == (3, 4)
-    with pytest.raises(
-        ArgumentError, match=r"invalid ensemble = 'cuts' \(expected one that lets gradients through"
-    ):
+    with raises_invalid("ensemble", "cuts", "gradients"):
         Classification(4).ensemble(responses.requires_grad_(), weights, "cuts")
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import ANY
 
 import pytest
 
@@ -23,6 +24,7 @@ from fedstill.runs.run import resume, run
 from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.track import TRACKERS, Tracker, final_metrics, flatten_metrics
 from fedstill.track.trackers import TrackerGroup
+from tests.support.errors import raises_invalid
 from tests.support.my_lab import MY_LAB
 
 RESULT = {"metrics": [{"key": "accuracy"}], "accuracy": 80.0, "bytes": {"up": 10, "down": 20}}
@@ -183,7 +185,7 @@ def test_resumed_run_logs_all_metrics_once(tmp_path: Path, monkeypatch: pytest.M
     file = tmp_path / "run" / "config.toml"
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("quorum = 1.0", "quorum = 0.5").replace("gamma = 10.0", "gamma = 0.5"))
-    with pytest.raises(RunFolderError, match=r"method.gamma = 10.0, but now it is 0.5"):
+    with pytest.raises(RunFolderError, match=r"method.gamma = 10.0, .* 0.5"):
         resume(tmp_path / "run", progress=False)
     file.write_text(text.replace("quorum = 1.0", "quorum = 0.5"))  # the quorum may change
     result = resume(tmp_path / "run", progress=False)
@@ -217,7 +219,7 @@ def test_failing_tracker_is_disabled_and_failing_start_stops_run(
     assert "no space left" in capsys.readouterr().err
     monkeypatch.setattr(InterruptingTracker, "start", lambda *_: 1 / 0)
     trackers = TrackerGroup([other])
-    with pytest.raises(FedstillError, match="tracker 'InterruptingTracker' cannot start: division by zero"):
+    with pytest.raises(FedstillError, match="'InterruptingTracker' cannot"):
         trackers.start(tmp_path, "FedIOD")
     trackers.start(tmp_path, "FedIOD", finished=True)  # training is over, so the run continues
     assert trackers.notes == ["tracker 'InterruptingTracker' failed and was disabled: division by zero"]
@@ -288,7 +290,7 @@ def test_custom_tracker_receives_metrics_from_python(tmp_path: Path, monkeypatch
         "track": ["my_lab.csv_tracker:CsvTracker"],
     }
     data = ([(x[:30], y[:30]), (x[30:], y[30:])], net[:2], net[2], (x, y), 3)
-    with pytest.raises(ArgumentError, match="unless out= is given"):
+    with raises_invalid("track", ANY, "out="):
         fedstill.distil(*data, **given)
     metrics = fedstill.distil(*data, **given, out=tmp_path / "run").result
     with (tmp_path / "run" / "tracked.csv").open() as file:
