@@ -32,9 +32,11 @@ from fedstill.data.public import PublicData, load_public
 from fedstill.data.stratified_sampling import limit_groups
 from fedstill.data.user_data import UserFiles
 from fedstill.models import carries_gradient
+from fedstill.models.backbones import HF
 from fedstill.models.predictors import Predictor
 from fedstill.node import folder_check, folder_log, model_setup
 from fedstill.node.admission import RunFacts, hours, owner_refusals
+from fedstill.node.features import CACHE
 from fedstill.node.folder_check import (
     FolderCheck,
     allowed_methods,
@@ -62,6 +64,7 @@ from fedstill.privacy.statement import make_statement
 from fedstill.protocol.method import METHODS, Method, build_node_side
 from fedstill.protocol.node_side import NodeSetting, NodeSide, placeholder_public
 from fedstill.protocol.queries import Query
+from fedstill.runs.feature_space import placeholder_features
 from fedstill.runs.spec import RunSpec, load
 
 LIVE = "the run queries connected nodes repeatedly, but this node responds to files only (online = false)"
@@ -180,23 +183,27 @@ def _judge_method(
     """Return what a node would do in a run of a method."""
     # Of the task that is named where the data do not say their spec.
     named = asking.config.task if asking else CLASSIFICATION
-    task = found.spec.make_task() if found.spec else named.minimal_task()
-    known = (asking.public if asking else None) or placeholder_public(
-        task, found.spec.shape if found.spec else ()
-    )
+    spec = found.model_spec
+    task = spec.make_task() if spec else named.minimal_task()
+    public = asking.public if asking else None
+    if asking is not None and found.features is not None:
+        public = placeholder_features(asking.config.public, public, found.features.width)
+    known = public or placeholder_public(task, spec.shape if spec else ())
     sums = asking is not None and asking.config.link.secure_aggregation
     at = NodeSetting(task, file.local, found.compute or Compute(), known, secure_aggregation=sums)
     side = build_node_side(method, at)
     unprotected_queries, over_budget_reason, mechanism = unprotected(file, found, side, folder)
     is_differentiable = True  # as far as is known
-    if found.model is not None and found.spec is not None:
-        is_differentiable = carries_gradient(found.model, found.spec.shape)
+    if found.model is not None and spec is not None:
+        is_differentiable = carries_gradient(found.model, spec.shape)
     refused = owner_refusals(file, is_differentiable, side.queries)
     if sums and folder is not None and not file.policy.sums_may_differ:
         run = "to come" if mechanism is not None and mechanism.protects else ""
         refused = {**SumHistory(folder / SUM_HISTORY_FILE).weighting_conflicts(side, run), **refused}
     objection = _first_refusal(refused) or _reason_not_to_take_part(method, file, found, side.queries, asking)
     stranger = _unlisted_plugin_reason(asking.config, file) if asking else None
+    if asking is not None:
+        stranger = stranger or features_objection(file, asking.config)
     if asking is not None and asking.spec is not None:
         stranger = stranger or spec_objection(file, found, asking.spec)
     can = file.online or not side.queries or (method.one_round and not sums)
@@ -310,10 +317,10 @@ def _reason_not_to_take_part(
     limit, total = file.policy.max_queries, sum(query.times for query in queries.values())
     if limit and total > limit:
         return f"it allows at most {limit} queries, and the run sends {total}"
-    if found.model is None or found.spec is None or found.compute is None:
+    if found.model is None or found.model_spec is None or found.compute is None:
         return None
-    objection = model_setup.unfit_reason(found.model, needs, found.spec, found.compute)
-    student = _student(asking, found.spec) if asking and needs.same_architecture else None
+    objection = model_setup.unfit_reason(found.model, needs, found.model_spec, found.compute)
+    student = _student(asking, found.model_spec) if asking and needs.same_architecture else None
     hashes = [] if student is None else [architecture_hash(student), architecture_hash(found.model)]
     if objection is None and len(set(hashes)) > 1:
         return "its model is not of the student's architecture"
@@ -401,6 +408,24 @@ def spec_objection(file: NodeFile, found: FolderCheck, spec: DataSpec) -> str | 
     return f"its schema is not that of {file.data.schema}: other {differs}" if differs else None
 
 
+def features_objection(file: NodeFile, config: RunSpec) -> str | None:
+    """Return how the features of a run's options differ from the node's; None: not, or in the weights alone.
+
+    Files are not compared: a node compares them when it joins.
+    """
+    own, planned = file.features, config.features
+    if not own or not planned:
+        names = [
+            f"{who} has {options.backbone}" for who, options in (("it", own), ("the run", planned)) if options
+        ]
+        return f"{names[0]}, and the other no features.backbone" if names else None
+    is_file = own.backbone.startswith(HF) or own.backbone.endswith(".onnx")
+    for name in ("layer", "size", "mean", "std", "normalize", *(() if is_file else ("backbone",))):
+        if getattr(own, name) != getattr(planned, name):
+            return f"its features.{name} is {getattr(own, name)!r}, and the run's {getattr(planned, name)!r}"
+    return None
+
+
 def unprotected(
     file: NodeFile, found: FolderCheck, side: NodeSide, folder: Path | None
 ) -> tuple[dict[str, str], str | None, PrivacyMechanism | None]:
@@ -411,7 +436,7 @@ def unprotected(
         folder: the owner's, where the run is known: noise is found for it, and what it costs compared with
             what is left. None: only what is so in every run is said.
     """
-    if found.data is None or found.spec is None or not needs_mechanism(file.privacy):
+    if found.data is None or found.model_spec is None or not needs_mechanism(file.privacy):
         return {}, None, None
     config, data = file.privacy, found.data
     if folder is None:
@@ -419,7 +444,7 @@ def unprotected(
         config = config.with_noise(dict.fromkeys(wants, 1.0))
     try:
         data = data if data.groups is None else limit_groups(data, config.group_size)
-        about = (file.name, config, side, file.local, len(data), found.spec.make_task())
+        about = (file.name, config, side, file.local, len(data), found.model_spec.make_task())
         mechanism = PrivacyMechanism(*about, group=file.data.group)
     except QueryRefused as error:
         return {error.query: error.rule}, None, None
@@ -494,6 +519,9 @@ def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, li
             facts["data"].append(counts)
     elif found.unreported:
         facts["data"] = [found.unreported.removeprefix("data ")]
+    if (features := found.features) is not None:
+        backbone = f"{features.width} of {file.features.backbone}, digest {features.digest}"
+        facts["features"] = [f"{backbone}; cached in {file.features.cache or CACHE}"]
     if found.model is not None:
         facts["model"] = [f"{file.model.name}, {_about_model(found.model, file.model.weights)}"]
     if found.compute is not None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from fedstill.cli.arguments import Call, read_words
 from fedstill.cli.audit import events
 from fedstill.cli.console import plain, print_facts, print_json, print_table
-from fedstill.cli.node_check import load_target_run, refusal
+from fedstill.cli.node_check import features_objection, load_target_run, refusal
 from fedstill.cli.run import configured
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
@@ -26,8 +26,10 @@ from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.public import PublicData
 from fedstill.data.stratified_sampling import limit_groups
+from fedstill.models.backbones import RawInputs, load_backbone
 from fedstill.node import folder_log, owner_folder
 from fedstill.node.audit_entries import RESPONSE
+from fedstill.node.features import own_features
 from fedstill.node.folder_log import TotalSpent
 from fedstill.node.privacy_forecast import (
     MAX_STEPS,
@@ -49,7 +51,8 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.node_side import NodeSetting
 from fedstill.runs.build import split_data
-from fedstill.runs.spec import RunSpec, require_no_features
+from fedstill.runs.feature_space import placeholder_features
+from fedstill.runs.spec import RunSpec
 from fedstill.tasks import TaskConfig
 
 
@@ -112,7 +115,13 @@ def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[Plann
     data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
     if data.groups is None and file.privacy.group_size > 1:
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
-    run = PlannedRun(target, asking.config.method, spec, asking.public, (file.model.name,), notes)
+    public = asking.public
+    if (reason := features_objection(file, config)) is not None:
+        raise FedstillError(f"{file.name} would refuse {target}: {reason}")
+    if file.features:
+        width = own_features(file, folder, spec).width
+        spec, public = spec.on_features(width), placeholder_features(config.public, public, width)
+    run = PlannedRun(target, asking.config.method, spec, public, (file.model.name,), notes)
     _require_public(run, asking.note)
     spent = folder_log.read_total_spent(file, folder)
     return run, [PlannedNode(file.name, file.privacy, file.local, len(data), spent, file.data.group)]
@@ -120,13 +129,15 @@ def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[Plann
 
 def _planned_simulated_nodes(target: str, config: RunSpec) -> tuple[PlannedRun, list[PlannedNode]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
-    require_no_features(config, "in a plan")
     data = load(config.data, config.task)
     parts, public = split_data(config, data)
     notes = group_privacy_notes(parts, [config.nodes.privacy] * len(parts))
-    made = PlannedRun(
-        target, config.method, DataSpec.from_data(config.task, data), public, config.nodes.models, notes
-    )
+    spec = DataSpec.from_data(config.task, data)
+    if config.features:
+        raw = RawInputs(spec.shape, spec.mean, spec.std, spec.vocabulary)
+        width = load_backbone(config.features, raw).width
+        spec, public = spec.on_features(width), placeholder_features(config.public, public, width)
+    made = PlannedRun(target, config.method, spec, public, config.nodes.models, notes)
     _require_public(made, "")
     own = (config.nodes.privacy, config.nodes.local)
     if needs_mechanism(config.nodes.privacy):  # as the run itself does then
@@ -349,7 +360,8 @@ def _facts(run: PlannedRun, plans: Sequence[NodePlan], most: NodePlan) -> dict[s
             "steps": f"{length} chosen for epsilon <= {config.epsilon:g}",
             "epsilon": "epsilon computed from noise and length",
         }[most.found]
-        if "model" in config.dp_trained and most.cost.pld and MODEL not in run.models:
+        is_recorded = run.spec.form == "images" and MODEL not in run.models
+        if "model" in config.dp_trained and most.cost.pld and is_recorded:
             records = sum(plan.node.examples for plan in plans) // len(plans)  # as they were recorded
             if advised := advice(run.spec.task, records, round(most.cost.pld, 1)):
                 facts["advice"] = advised

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstill.core.config_tables import read_table, to_table
-from fedstill.core.dataset import AXES, DataSet
+from fedstill.core.dataset import AXES, DataSet, Form
 from fedstill.core.errors import ArgumentError, DataError, MemoryLimitExceeded
 from fedstill.core.name_normalization import normalize_class_names
 from fedstill.core.table_schema import NO_SCHEMA, TableSchema
@@ -53,7 +53,7 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         kind = self.task.task_class
-        axes = AXES[kind.form][1:]
+        axes = AXES[self.form][1:]
         if len(self.shape) != len(axes) or not all(1 <= size < 2**31 for size in self.shape):
             raise ArgumentError("spec.shape", self.shape, f"{', '.join(axes)}, each 1 or more, below 2**31")
         if not self.schema:  # a schema has normalized its classes
@@ -63,12 +63,12 @@ class DataSpec:
                 raise ArgumentError("spec.classes", self.classes, "different names") from error
         if len(self.classes) < kind.min_classes:
             raise ArgumentError("spec.classes", self.classes, f"{kind.min_classes} or more")
-        are_texts = kind.form == "texts"
+        are_texts = self.form == "texts"
         if (self.vocabulary > 1) != are_texts or self.vocabulary > 2**31:
-            expected = "2 or more, for texts" if are_texts else f"0, for {kind.form}"
+            expected = "2 or more, for texts" if are_texts else f"0, for {self.form}"
             raise ArgumentError("spec.vocabulary", self.vocabulary, expected)
         self._check_schema()
-        channels = self.shape[0] if kind.form == "images" else 0
+        channels = self.shape[0] if self.form == "images" else 0
         for name in ("mean", "std"):
             if len(getattr(self, name)) != channels:
                 raise ArgumentError(
@@ -87,13 +87,28 @@ class DataSpec:
             )
 
     def _check_schema(self) -> None:
-        are_rows, schema = self.task.task_class.form == "rows", self.schema
+        are_rows, schema = self.form == "rows", self.schema
         if bool(schema) != are_rows:
-            expected = "a table's columns, for rows" if are_rows else f"none, for {self.task.task_class.form}"
+            expected = "a table's columns, for rows" if are_rows else f"none, for {self.form}"
             raise ArgumentError("spec.schema", schema.target, expected)
         if are_rows and (schema.classes, (len(schema.feature_names),)) != (self.classes, self.shape):
             expected = f"one of {self.shape[0]} features and classes {', '.join(self.classes)}, as the spec"
             raise ArgumentError("spec.schema", schema.target, expected)
+
+    @property
+    def form(self) -> Form:
+        """Form of the inputs."""
+        return self.task.task_class.form
+
+    def on_features(self, width: int) -> FeatureSpec:
+        """Return the spec of models that take ``width`` features of a backbone in place of the inputs.
+
+        Raises:
+            ArgumentError: the inputs are rows of a table, or the task has a target at each pixel.
+        """
+        if self.schema:
+            raise ArgumentError("features", width, "none for rows of a table")
+        return FeatureSpec(self.task, self.classes, (width,), (), ())
 
     @classmethod
     def from_data(cls, task: TaskConfig, data: DataSet) -> DataSpec:
@@ -135,6 +150,20 @@ class DataSpec:
         """
         check_task_allowed(table, plugins)
         return read_table(cls, table, "spec.")
+
+
+class FeatureSpec(DataSpec):
+    """Spec of models on features of a backbone: rows ``(F,)`` without a schema. No server sends one."""
+
+    @property
+    def form(self) -> Form:
+        return "rows"
+
+    def _check_schema(self) -> None:
+        self.make_task()  # raises if the task has a target at each pixel
+
+    def make_task(self) -> Task:
+        return super().make_task().on_features()
 
 
 def check_task_allowed(spec: Any, plugins: Collection[str] = ()) -> None:

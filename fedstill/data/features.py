@@ -1,5 +1,7 @@
 """Features of examples, computed once by a backbone and kept in a cache on disk.
 
+:class:`FeatureExtractor` computes those of all parts of some data.
+
 A cached feature vector is found by the backbone's digest and a hash of the example itself. So data that have
 changed are computed again, and another split of the same data is not. The cache consists of chunks, each
 written atomically as it is computed, so that an interrupted computation resumes. Its files are accessible to
@@ -21,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from fedstill.core import private_files
+from fedstill.core import private_files, timing
 from fedstill.core.registry import first_line
 from fedstill.models.backbones import Backbone, Features
 
@@ -32,6 +34,47 @@ FOLDER_NAME = re.compile(r"[0-9a-f]{32}-(float32|bfloat16)")  # digest and preci
 CHUNK_NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
 PART_NAME = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{16}\.part")  # of a chunk that a process writes or has left
 Progress = Callable[[int, int], object]  # examples done, and all of them
+
+
+class FeatureExtractor:
+    """Computes the features of several parts of data, with common progress.
+
+    Args:
+        options: options of the backbone.
+        backbone: the backbone.
+        device: device that computes.
+        progress: called with the number of examples that are done, and of all.
+        total: number of examples of all parts.
+        folder: folder of the cache, unless the options name one; None: the user's cache folder.
+    """
+
+    def __init__(
+        self,
+        options: Features,
+        backbone: Backbone,
+        device: torch.device,
+        progress: Progress,
+        total: int,
+        folder: Path | None = None,
+    ) -> None:
+        self.options, self.backbone, self.device = options, backbone, device
+        self.progress, self.total, self.done = progress, total, 0
+        self.cache = FeatureCache.from_options(options, backbone, folder)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the features of inputs ``(N, ...)``."""
+        start = self.done
+        features = compute_features(
+            self.backbone,
+            inputs,
+            self.cache,
+            batch=self.options.batch,
+            device=self.device,
+            progress=lambda done, _: self.progress(start + done, self.total),
+        )
+        self.done += len(inputs)
+        self.progress(self.done, self.total)
+        return features
 
 
 class FeatureCache:
@@ -220,11 +263,11 @@ def _forward(
     backbone: Backbone, inputs: torch.Tensor, batch: int, device: torch.device | str
 ) -> torch.Tensor:
     layout = torch.channels_last if inputs.ndim == 4 else torch.contiguous_format
+    parts = []
     with torch.inference_mode():
-        parts = [
-            backbone(part.to(device).contiguous(memory_format=layout)).cpu()
-            for part in torch.split(inputs, batch)
-        ]
+        for part in torch.split(inputs, batch):
+            timing.check_limits()
+            parts.append(backbone(part.to(device).contiguous(memory_format=layout)).cpu())
     return torch.cat(parts)
 
 

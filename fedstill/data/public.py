@@ -7,7 +7,7 @@ form of the private data, or images generated from noise, which need no data at 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -76,6 +76,8 @@ class PublicData:
         labels: like the private data's targets, ``(N,)`` int64 for classes; None if unknown.
         note: remark for readers of a result.
         conversion: how they were converted to the form of the private data; empty: not at all.
+        moments: mean and standard deviation ``(F,)`` of their features before normalization, by which nodes
+            normalize theirs; None: no such normalization.
     """
 
     name: str
@@ -83,6 +85,7 @@ class PublicData:
     labels: torch.Tensor | None = None
     note: str = ""
     conversion: str = ""
+    moments: tuple[torch.Tensor, torch.Tensor] | None = None
 
     __repr__ = brief_repr
 
@@ -96,7 +99,7 @@ class PublicData:
     def to(self, device: torch.device | str) -> PublicData:
         """Return the same data on ``device``."""
         labels = None if self.labels is None else self.labels.to(device)
-        return PublicData(self.name, self.inputs.to(device), labels, self.note, self.conversion)
+        return replace(self, inputs=self.inputs.to(device), labels=labels)
 
 
 def load_public(

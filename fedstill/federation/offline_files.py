@@ -52,7 +52,7 @@ from fedstill.protocol.messages import AnswerQuery, ComputeGradients, IdentifyNo
 from fedstill.protocol.method import QueryCall, build_node_side
 from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.queries import Query
-from fedstill.protocol.run_plan import RunPlan, public_tensors, read_public
+from fedstill.protocol.run_plan import PUBLIC_TENSORS, RunPlan, public_tensors, read_public
 from fedstill.protocol.wire_format import MAX_HEADER, Tensors, bytes_by_kind, pack, unpack
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Queries:
 
     def query_declarations(self) -> Mapping[str, Query]:
         """Return the method's query declarations by name."""
-        setting = NodeSetting(self.plan.spec.make_task(), LocalConfig(), Compute(), self.public)
+        setting = NodeSetting(self.plan.model_spec.make_task(), LocalConfig(), Compute(), self.public)
         queries: Mapping[str, Query] = build_node_side(self.plan.make_method(), setting).queries
         return queries
 
@@ -153,7 +153,7 @@ def read_queries(
             f"{path} has no plan that this version of fedstill can follow: {error}"
         ) from error
     names = _parse_header(path, QueriesHeader, table).queries
-    given = {name: tensors.pop(PUBLIC + name) for name in ("inputs", "labels") if PUBLIC + name in tensors}
+    given = {name: tensors.pop(PUBLIC + name) for name in PUBLIC_TENSORS if PUBLIC + name in tensors}
     try:
         public = read_public(plan, given, 0)
     except DataError as error:

@@ -99,7 +99,7 @@ class Remote(Federation):
         public: PublicData | None = None,
     ) -> None:
         super().__init__(list(link.nodes), queries, config)
-        self.outputs = plan.spec.output_shape
+        self.outputs = plan.model_spec.output_shape
         self.carrier, self.plan = link, plan
         self._audit = ServerAuditLog(audit, plan.run, queries, config.secure_aggregation)
         self._compute = compute

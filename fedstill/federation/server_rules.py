@@ -18,11 +18,13 @@ from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import is_object_path
 from fedstill.data.config import DATA
 from fedstill.data.user_data import default_folders
+from fedstill.models.backbones import Features
 
 FILE = "server.toml"  # in the server's folder
 HF = "hf:"  # prefix of a Hugging Face model or of a folder
-HUB = ("student.model", "data.vocabulary")  # options with such values
-FILES = ("data.", "public.", "student.")  # tables in which a text may name a file in the current folder
+BACKBONE = "features.backbone"
+HUB = ("student.model", "data.vocabulary", BACKBONE)  # options with such values
+FILES = ("data.", "public.", "student.", "features.")  # tables in which a text may name a file here
 
 
 @dataclass(frozen=True)
@@ -149,4 +151,6 @@ def _is_hub(name: str, text: str) -> bool:
 
 
 def _is_code(name: str, text: str) -> bool:
+    if name == BACKBONE:  # timm:NAME is no code of the run
+        return bool(text) and Features(text).is_custom
     return is_object_path(text) and not _is_hub(name, text)

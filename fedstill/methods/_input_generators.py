@@ -123,9 +123,7 @@ class InputGenerator(CheckedOptions):
     noise: PositiveInt = 100
     """Values in the generator's noise w. A generator of features has one more for each feature."""
     width: Annotated[int, Ge(2)] = 64
-    """Channels of the generator's first convolution (published: 128); of rows and of features,
-    width of its first layer.
-    """
+    """Channels of the generator's first convolution (published: 128), or width of its first layer."""
     lr: NonNegativeFloat = 1e-3
     """Adam's learning rate for the generator, falling on a cosine to lr_end."""
     lr_end: NonNegativeFloat = 1e-4
@@ -160,8 +158,7 @@ class InputGenerator(CheckedOptions):
         """
         size = self.noise + (server.task.classes if self.takes_labels else 0)
         if server.feature_normalization:
-            per_example = server.feature_normalization == "example"
-            return NoisyFeatureGenerator(size, *server.shape, self.width, per_example=per_example)
+            return NoisyFeatureGenerator(size, *server.shape, self.width, server.feature_normalization)
         if server.task.form == "rows":
             if not server.schema:
                 expected = (

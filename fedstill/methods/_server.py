@@ -42,8 +42,7 @@ class Server:
         architectures: names of the nodes of each architecture, with a network of it in its initial state, for
             methods with one student for each architecture.
         schema: columns of a table; empty for other inputs.
-        feature_normalization: if the inputs are features of a backbone, their normalization
-            (``features.normalize``); empty for other inputs.
+        feature_normalization: ``features.normalize``, if the inputs are features; empty for others.
 
     Attributes:
         completed_steps: number of completed steps.
@@ -118,10 +117,9 @@ class Server:
         Raises:
             DataError: a tensor of another dtype or shape than its kind's, such as inputs that are not of the
                 task's shape, or that is not finite.
-            ArgumentError: a call in ``init_state``. It runs before the nodes have trained and again at each
-                resume, so that the release would be repeated and no training would be charged. Or a tensor
-                that requires a gradient and is not among the query's ``differentiable`` inputs, so that
-                its gradient would lack the part that goes through the nodes.
+            ArgumentError: a call in ``init_state``, which runs before the nodes have trained and again at
+                each resume. Or a tensor that requires a gradient and is not among the query's
+                ``differentiable`` inputs, so that its gradient would lack the part through the nodes.
 
         Example:
             ``logits = server.query("predict_logits", x=x)["logits"]`` is ``(K, B, classes)``.

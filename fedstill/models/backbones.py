@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -43,6 +43,8 @@ HEAD_NAMES = ("fc", "classifier", "heads", "head")  # of torchvision's networks
 EXPECTED = (
     "timm:NAME, torchvision:NAME, hf:FOLDER, a .onnx file, random-conv, scattering, or package.module:factory"
 )
+HF = "hf:"  # prefix of a folder
+MIN_FEATURE_STD = 1e-6  # of a feature that does not vary
 BACKBONE_KINDS = ("timm", "torchvision", "hf", "random-conv", "scattering")  # that import no custom code
 BACKBONES: Registry[Any] = Registry("backbone", {}, call_signature="shape")
 
@@ -106,6 +108,23 @@ class Features(CheckedOptions):
     def is_custom(self) -> bool:
         """True if the backbone is a custom factory, whose code is imported."""
         return not self.backbone.endswith(".onnx") and self.backbone.partition(":")[0] not in BACKBONE_KINDS
+
+    def in_folder(self, folder: Path) -> Features:
+        """Return the options with absolute paths, which count from a folder.
+
+        >>> Features("timm:resnet18", weights="w.safetensors").in_folder(Path("/data")).weights
+        '/data/w.safetensors'
+        """
+
+        def absolute(path: str) -> str:
+            return str(folder.absolute() / Path(path).expanduser()) if path else ""
+
+        backbone = self.backbone
+        if backbone.startswith(HF):
+            backbone = HF + absolute(backbone.removeprefix(HF))
+        elif backbone.endswith(".onnx"):
+            backbone = absolute(backbone)
+        return replace(self, backbone=backbone, weights=absolute(self.weights), cache=absolute(self.cache))
 
 
 @dataclass(frozen=True)
@@ -252,6 +271,7 @@ class Backbone(nn.Module):
         identity: name of the network and its preprocessing, part of the digest.
 
     Attributes:
+        identity: name of the network and its preprocessing.
         width: F, the number of features.
         digest: hash of weights, architecture and preprocessing. Equal digests mean equal features, up to
             rounding. The code of a custom factory is not a part of it.
@@ -267,6 +287,7 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         self.conversion, self.network, self.raw, self.precision = conversion, network, raw, precision
+        self.identity = dict(identity)
         self.digest = _digest(network, {**identity, **asdict(raw)})
         if precision == "bfloat16":
             network.to(torch.bfloat16)
@@ -346,13 +367,36 @@ class FeatureScale(nn.Module):
         self.per_example, self.has_moments = per_example, mean is not None and std is not None
         if mean is not None and std is not None:
             self.register_buffer("mean", mean.float())
-            self.register_buffer("std", std.float().clamp_min(1e-6))
+            self.register_buffer("std", std.float().clamp_min(MIN_FEATURE_STD))
 
     def forward(self, f: torch.Tensor) -> torch.Tensor:
         """Return the normalized features."""
         if self.has_moments:
             return (f - self.mean) / self.std
         return F.layer_norm(f, f.shape[1:]) if self.per_example else f
+
+
+def make_scale(
+    normalize: str, backbone: Backbone, moments: tuple[torch.Tensor, torch.Tensor] | None
+) -> FeatureScale:
+    """Return the normalization ``features.normalize``.
+
+    Args:
+        normalize: the option.
+        backbone: the backbone.
+        moments: mean and standard deviation ``(F,)`` of the features of public data, for ``"public"``.
+
+    Raises:
+        ArgumentError: there are no moments, or the backbone has no batch normalization.
+    """
+    if normalize == "backbone":
+        return FeatureScale(False, *batch_norm_moments(backbone))
+    if normalize != "public":
+        return FeatureScale(normalize == "example")
+    if moments is None:
+        expected = "none, example or backbone, as there are no public data of the form of the private data"
+        raise ArgumentError("features.normalize", "public", expected)
+    return FeatureScale(False, *moments)
 
 
 def empty_scale(options: Features, width: int) -> FeatureScale:

@@ -275,16 +275,17 @@ class NoisyFeatureGenerator(nn.Module):
         noise: values in w.
         features: F, values in a vector, and in e.
         width: width of the hidden layers of G.
-        per_example: normalize each vector to mean 0 and variance 1.
+        normalization: that of real features (``features.normalize``); "example": each vector has mean 0 and
+            variance 1.
 
     Example:
         >>> NoisyFeatureGenerator(noise=4, features=8, width=16)(torch.randn(2, 12)).shape
         torch.Size([2, 8])
     """
 
-    def __init__(self, noise: int, features: int, width: int, *, per_example: bool = False) -> None:
+    def __init__(self, noise: int, features: int, width: int, normalization: str = "none") -> None:
         super().__init__()
-        self.features, self.per_example = features, per_example
+        self.features, self.per_example = features, normalization == "example"
         self.body = FeatureGenerator(noise, 0, features, width)
 
     def forward(self, e_w: torch.Tensor) -> torch.Tensor:

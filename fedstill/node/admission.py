@@ -4,8 +4,8 @@ A rule is a function with a name. It gets the facts of one stage, and returns th
 Each stage is a list of rules; the first reason refuses. In the order of a message's way through a node:
 
 1. :data:`SERVER_RULES`, then :data:`RUN_RULES`: a server asks to join. Data and model are not read yet. The
-   owner's approval follows (:mod:`fedstill.node.approvals`), then :func:`min_records` and
-   :func:`training_parts`, which need the data and the method.
+   owner's approval follows (:mod:`fedstill.node.approvals`), then the backbone
+   (:mod:`fedstill.node.features`), :func:`min_records` and :func:`training_parts`, of data and method.
 2. :func:`hours` and the approval again, at each message.
 3. :data:`NODE_RULES`: a declared query, whatever comes with it. The server learns the result when it joins,
    and the rules hold for each query.
@@ -444,7 +444,7 @@ class RunSizes:
     def bytes_per_input(self) -> int:
         """Bytes that the node's networks keep for one input of a query."""
         shape, modules = self.spec.shape, self.modules
-        form = self.spec.task.task_class.form
+        form = self.spec.form
         total = limits.bytes_per_input(modules["model"], shape, form)
         weight = next(modules["critic"].parameters()) if "critic" in modules else None
         if weight is not None and weight.ndim == 4:  # it also trains on as many real inputs

@@ -358,12 +358,19 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
         "at most": f"{queries}, {bytes_text}",
         "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}{target_text}",
         **({"columns": columns} if schema else {"classes": classes}),
+        **({"features": _describe_features(run["features"])} if "features" in run else {}),
         "public": public_text if public["fingerprint"] else "none",
         "seen by it": "sums of all nodes' responses (secure aggregation, experimental)"
         if run["secure_aggregation"]
         else "each node's responses",
         "server says": f"student {student}; {quorum}",
     }
+
+
+def _describe_features(features: Mapping[str, Any]) -> str:
+    """Return the features of a run in one line."""
+    normalization = f"normalize = {features['normalize']}"
+    return f"{features['width']} of {features['backbone']}, {normalization}, digest {features['digest']}"
 
 
 def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str, str]:
@@ -373,6 +380,8 @@ def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str
     table = request.run_description.table
     spec, method = read_table(DataSpec, table["spec"], "spec."), dict(table["method"])
     config = read_table(METHODS[method.pop("name")], method, "method.")
+    if features := table.get("features"):
+        spec = spec.on_features(features["width"])
     task = spec.make_task()
     setting = NodeSetting(
         task,

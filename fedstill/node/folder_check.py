@@ -31,12 +31,14 @@ from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.stratified_sampling import largest_group_size
 from fedstill.models import module_check
 from fedstill.node.admission import RunFacts, allowed_servers
+from fedstill.node.features import own_features
 from fedstill.node.folder_log import audit_path, read_total_spent, unwritable_reason
 from fedstill.node.model_setup import check_name_and_weights, load_perceptual, make_model
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_folder import FILE, make_compute, read_node_table, read_secret
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
+from fedstill.protocol.feature_plan import FeaturePlan
 from fedstill.protocol.method import METHODS
 from fedstill.tasks import TASKS, TaskConfig
 
@@ -64,6 +66,7 @@ class FolderCheck:
     Args:
         file: the folder's ``node.toml``; invalid values have their defaults.
         spec: the server's data spec, or that of the node's own data.
+        features: features of the owner's backbone; None: the model takes the data themselves.
         data: the node's data.
         model: the node's model.
         compute: device and precision.
@@ -80,6 +83,14 @@ class FolderCheck:
     faults: tuple[str, ...] = ()
     unreported: str = ""
     schema: TableSchema = NO_SCHEMA
+    features: FeaturePlan | None = None
+
+    @property
+    def model_spec(self) -> DataSpec | None:
+        """Spec of what the model takes: the data, or features of them."""
+        if self.spec is None or self.features is None:
+            return self.spec
+        return self.spec.on_features(self.features.width)
 
 
 def check_folder(
@@ -130,11 +141,17 @@ def _check_folder(folder: Path, spec: DataSpec | None, task: TaskConfig | None, 
     ) is not None:
         data, require_spec = loaded
         attempt("data", lambda: node_data.check_pixel_range(file.data, *loaded))
-    if require_spec is not None:
-        model = attempt("model", lambda: make_model(file, folder, require_spec))
-        attempt("model", lambda: load_perceptual(file, folder, require_spec))
+    model, features = None, None
+    if require_spec is None:
+        attempt("model", lambda: check_name_and_weights(file, folder))
     else:
-        model = attempt("model", lambda: check_name_and_weights(file, folder))
+        model_spec: DataSpec | None = require_spec
+        if file.features:
+            features = attempt("features", lambda: own_features(file, folder, require_spec))
+            model_spec = None if features is None else require_spec.on_features(features.width)
+        if model_spec is not None:
+            model = attempt("model", lambda: make_model(file, folder, model_spec))
+        attempt("model", lambda: load_perceptual(file, folder, require_spec))
     compute = attempt("compute", lambda: make_compute(file))
     if "policy" not in invalid:
         found += policy_faults(file.policy)
@@ -159,7 +176,7 @@ def _check_folder(folder: Path, spec: DataSpec | None, task: TaskConfig | None, 
             found += server_faults(file.policy, StartupKit(folder / KIT_FOLDER).authority_fingerprint)
     own_schema = schema or NO_SCHEMA
     return FolderCheck(
-        file, require_spec, data, model, compute, tuple(found), "; ".join(unreported), own_schema
+        file, require_spec, data, model, compute, tuple(found), "; ".join(unreported), own_schema, features
     )
 
 
@@ -318,6 +335,7 @@ def rounding_warning(privacy: PrivacyConfig) -> str | None:
 
 OTHERS_RIGHTS = 0o077  # rights of group and others
 PRIVATE_FILES = (
+    "features",
     "node.key",
     "node.log",
     "node.pid",

@@ -166,9 +166,7 @@ def check_model(build: Callable[[], nn.Module], spec: DataSpec, batch: int, limi
     try:
         with torch.device("meta"):
             model = build()
-        need: float = training_bytes(model) + batch * bytes_per_input(
-            model, spec.shape, spec.task.task_class.form
-        )
+        need: float = training_bytes(model) + batch * bytes_per_input(model, spec.shape, spec.form)
     except RuntimeError as error:
         if "overflow" not in str(error).lower():
             raise
@@ -184,7 +182,7 @@ def check_run(model: nn.Module, spec: DataSpec, examples: int, batch: int, publi
     """
     if not limit:
         return
-    need = training_bytes(model) + batch * bytes_per_input(model, spec.shape, spec.task.task_class.form)
+    need = training_bytes(model) + batch * bytes_per_input(model, spec.shape, spec.form)
     require_memory(_describe_model(spec), need, limit)
     responses = public * (example_bytes(spec) + 2 * 4 * math.prod(spec.output_shape))
     require_memory(f"{public} public inputs with their responses", need + responses, limit)

@@ -11,6 +11,7 @@ from fedstill.core.compute import ComputeConfig
 from fedstill.core.errors import ArgumentError
 from fedstill.core.options import CheckedOptions, NonNegativeInt
 from fedstill.data.node_data import NodeDataConfig
+from fedstill.models.backbones import Features
 from fedstill.models.model_config import ModelConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
@@ -28,7 +29,15 @@ class NodeModelConfig(ModelConfig):
 
 
 NAME_RULE = "1 to 64 letters, digits, '-' and '_'"
-PATH_OPTIONS = ("data.path", "data.schema", "model.weights", "model.perceptual", "privacy.audit_log")
+PATH_OPTIONS = (
+    "data.path",
+    "data.schema",
+    "features.weights",
+    "features.cache",
+    "model.weights",
+    "model.perceptual",
+    "privacy.audit_log",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +60,11 @@ class NodeFile(CheckedOptions):
 
     data: NodeDataConfig = field(default_factory=NodeDataConfig)
     """Your data. They never leave this machine."""
+
+    features: Features = field(default_factory=Features)
+    """Pretrained backbone, whose features your model takes in place of images or texts. This node loads no
+    other: a run on other features is refused. Features are computed once, and cached in the folder
+    `features` of this folder unless cache names another."""
 
     model: NodeModelConfig = field(default_factory=NodeModelConfig)
     """Your model. It never leaves this machine, unless the policy below allows parameters."""

@@ -23,7 +23,7 @@ from fedstill.data.public import PublicData
 from fedstill.node import folder_log
 from fedstill.node.admission import refuse
 from fedstill.node.node_file import NodeFile
-from fedstill.protocol.run_plan import PLAN_FILE, RunPlan, read_public
+from fedstill.protocol.run_plan import PLAN_FILE, PUBLIC_TENSORS, RunPlan, read_public
 from fedstill.protocol.wire_format import Tensors, tensor_bytes
 
 RUNS, PUBLIC = "runs", "public"  # folders that a server's messages can fill
@@ -253,7 +253,7 @@ class PublicDataCache:
             QueryRefused: the owner's policy leaves no space for them.
         """
         path = self._path(plan)
-        stored = {name: tensors[name] for name in ("inputs", "labels") if name in tensors}
+        stored = {name: tensors[name] for name in PUBLIC_TENSORS if name in tensors}
         RunFolder(self._folder, self._file, plan.run).require_space(
             "join", sum(map(tensor_bytes, stored.values()))
         )

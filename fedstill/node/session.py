@@ -49,6 +49,7 @@ from fedstill.node.admission import (
 )
 from fedstill.node.audit_entries import NODE_DATA
 from fedstill.node.audit_log import AuditLog
+from fedstill.node.features import compute_own_features, load_run_backbone
 from fedstill.node.gate import Gate
 from fedstill.node.initial_training import InitialTraining
 from fedstill.node.limits import enforce_limits, wrap_with_parameter_limit
@@ -117,7 +118,7 @@ class Session:
 
     def _load_and_start(self, folder: Path, public: PublicData | None, resources: ExitStack) -> None:
         """Load everything that the configuration names, and start or resume the run."""
-        file, plan, spec, compute = self._file, self.plan, self.plan.spec, self.compute
+        file, plan, spec, compute = self._file, self.plan, self.plan.model_spec, self.compute
         self.run_folder = RunFolder(folder, file, plan.run)
         if self.approved is not None and self.run_folder.begun_by not in (None, self.server):
             reason = "another server began it: start a new run"
@@ -126,14 +127,18 @@ class Session:
         method = plan.make_method()
         self.task = spec.make_task()
         try:
-            data, _ = node_data.load_node_data(file.data, folder, spec, max_bytes=self._max_memory)
+            backbone = load_run_backbone(file, folder, plan, compute)
+            data, _ = node_data.load_node_data(file.data, folder, plan.spec, max_bytes=self._max_memory)
             refuse(file.name, "join", min_records(file.policy, len(data)))
+            data_digest = digest("data", {"inputs": data.inputs, "targets": data.targets})
+            if backbone is not None:
+                data = compute_own_features(data, backbone, file, folder, public, compute)
             model = model_setup.make_model(file, folder, spec, self._max_memory)
             folder_check.require_valid(file, data, model)
             public_count = 0 if public is None else len(public)
             limits.check_run(model, spec, len(data), file.local.batch, public_count, self._max_memory)
             secret = owner_folder.read_secret(folder)
-            features = model_setup.load_perceptual(file, folder, spec)
+            perceptual = model_setup.load_perceptual(file, folder, plan.spec)
             self.compute = compute = compute.for_network(
                 spec.shape, model, force_float32=method.needs_float32
             )
@@ -152,9 +157,9 @@ class Session:
         gate.output_shape = self.task.output_shape(spec.shape)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed_public = None if public is None else public.to(compute.device)
-        features = None if features is None else compute.to_device(features)
+        perceptual = None if perceptual is None else compute.to_device(perceptual)
         setting = NodeSetting(
-            self.task, file.local, compute, placed_public, features, spec.schema, plan.secure_aggregation
+            self.task, file.local, compute, placed_public, perceptual, spec.schema, plan.secure_aggregation
         )
         self.setting = setting
         side = build_node_side(method, self.setting)
@@ -162,10 +167,9 @@ class Session:
             refuse(file.name, name, query.sum_fault(file.local.optimizer))
             refuse(file.name, name, None if self.approved is None else self.approved.release_fault(query))
         self.side = wrap_with_parameter_limit(side, file.policy.max_parameters, file.name)
-        examples = keyed_digest(secret, digest("data", {"inputs": data.inputs, "targets": data.targets}))
         run_facts = {
             "plan": plan.to_dict(),
-            "data": examples,
+            "data": keyed_digest(secret, data_digest),
             "model": architecture_hash(network) + file_fingerprint(network),
         }
         self.audit.require_sound()
@@ -198,11 +202,11 @@ class Session:
         budgets = self.node.gate.budgets
         if self.plan.secure_aggregation or (budgets is not None and budgets.mechanism.protects):
             return_nan_on_failure(self.node.model)  # a reported failure would bypass noise and masks
-        self.sizes = RunSizes(self.node.modules, self.setting.public, self.plan.spec, self._max_memory)
+        self.sizes = RunSizes(self.node.modules, self.setting.public, self.plan.model_spec, self._max_memory)
         self.handler = self._new_handler()
         is_differentiable = any(query.differentiable for query in self.side.queries.values())
         self._passes_gradients = not is_differentiable or carries_gradient(
-            self.node.model, self.plan.spec.shape
+            self.node.model, self.plan.model_spec.shape
         )
         has_released = self.audit.totals.has_charged(run)
         if file.policy.approve == EACH_RUN and has_released and not self.run_folder.has_begun:

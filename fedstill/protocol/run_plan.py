@@ -14,9 +14,11 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
+
+import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import read_table, to_table
@@ -26,7 +28,9 @@ from fedstill.core.name_normalization import check_run_name
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
 from fedstill.data.table_data import check_features
+from fedstill.models.backbones import MIN_FEATURE_STD
 from fedstill.protocol.digests import digest
+from fedstill.protocol.feature_plan import FeaturePlan
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, build_node_side
 from fedstill.protocol.node_side import NodeSetting
@@ -35,6 +39,9 @@ from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import WireConfig
 
 FORMAT = 1
+MOMENTS = ("mean", "std")  # names of the moments of public features
+MAX_MOMENT = 1e6  # largest absolute value of a moment
+PUBLIC_TENSORS = ("inputs", "labels", *MOMENTS)
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,9 @@ class RunDescription:
     """Description of a run as JSON values.
 
     Its keys are ``method`` with all options, ``spec``, ``wire``, ``public``, ``student`` and ``min_nodes``
-    (both known to the server alone), ``secure_aggregation``, and ``queries``: by name ``times``, ``rows``,
-    ``releases`` and ``bytes``, the largest size of one response with its gradients. 0 is no limit.
+    (both known to the server alone), ``secure_aggregation``, ``features`` if the models take those of a
+    backbone, and ``queries``: by name ``times``, ``rows``, ``releases`` and ``bytes``, the largest size of
+    one response with its gradients. 0 is no limit.
     """
 
     table: Mapping[str, Any]
@@ -91,11 +99,11 @@ def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
     """Return the description of a plan with its public data."""
     method = plan.make_method()
     setting = NodeSetting(
-        plan.spec.make_task(),
+        plan.model_spec.make_task(),
         LocalConfig(),
         Compute(),
         public,
-        schema=plan.spec.schema,
+        schema=plan.model_spec.schema,
         secure_aggregation=plan.secure_aggregation,
     )
     queries = build_node_side(method, setting).queries
@@ -113,12 +121,14 @@ def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
         "min_nodes": plan.min_nodes,
         "secure_aggregation": plan.secure_aggregation,
         "queries": {name: _query_entry(query, plan) for name, query in queries.items()},
+        **({} if plan.features is None else {"features": to_table(plan.features)}),
     }
     return RunDescription(json.loads(json.dumps(table)))
 
 
 def _query_entry(query: Query, plan: RunPlan) -> dict[str, Any]:
-    sizes = [_max_tensor_bytes(query, name, kind, plan.spec) for name, kind in query.released_kinds().items()]
+    kinds = query.released_kinds().items()
+    sizes = [_max_tensor_bytes(query, name, kind, plan.model_spec) for name, kind in kinds]
     return {
         "times": query.times,
         "rows": query.rows,
@@ -149,7 +159,7 @@ def _sum_if_limited(limits: list[int]) -> int:
     return sum(limits) if all(limits) else 0
 
 
-PROTOCOL = 8  # version of the messages between a server and a node
+PROTOCOL = 9  # version of the messages between a server and a node
 PLAN_FILE = "plan.json"  # plan of a run, in its folder at a node
 
 
@@ -167,6 +177,7 @@ class RunPlan:
         student: name of the server's model; ``""`` if it is chosen later. Nodes do not use it.
         min_nodes: number of nodes below which the run stops, according to the server; 0: not stated.
         secure_aggregation: the server sees sums of the nodes' responses only.
+        features: features that the models take in place of the inputs; None: they take the inputs.
 
     Raises:
         ArgumentError: an invalid run name, or an unknown method or option.
@@ -181,6 +192,7 @@ class RunPlan:
     student: str = ""
     min_nodes: int = 0
     secure_aggregation: bool = False
+    features: FeaturePlan | None = None
 
     def __post_init__(self) -> None:
         check_run_name(self.run)
@@ -191,6 +203,12 @@ class RunPlan:
         if not re.fullmatch(r"[ -~]{0,200}", self.student):
             raise ArgumentError("student", self.student, "up to 200 ASCII characters")
         self.make_method()
+        self.model_spec  # noqa: B018 - raises for tables and maps with features
+
+    @property
+    def model_spec(self) -> DataSpec:
+        """Spec of what the models take: the inputs, or features of them."""
+        return self.spec if self.features is None else self.spec.on_features(self.features.width)
 
     def make_method(self) -> Any:
         """Return the method with its options, checked."""
@@ -219,6 +237,7 @@ class RunPlan:
             "student": self.student,
             "min_nodes": self.min_nodes,
             "secure_aggregation": self.secure_aggregation,
+            "features": None if self.features is None else to_table(self.features),
         }
 
     @classmethod
@@ -256,9 +275,18 @@ class RunPlan:
             raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
         wire = read_table(WireConfig, table["wire"], "wire.")
         spec = DataSpec.from_dict(table["spec"], plugins)
-        server_fields = table["student"], table["min_nodes"], table["secure_aggregation"]
+        features = table["features"]
         return cls(
-            table["run"], table["method"], spec, wire, table["public"], (note[0], note[1]), *server_fields
+            table["run"],
+            table["method"],
+            spec,
+            wire,
+            table["public"],
+            (note[0], note[1]),
+            table["student"],
+            table["min_nodes"],
+            table["secure_aggregation"],
+            None if features is None else read_table(FeaturePlan, features, "features."),
         )
 
 
@@ -283,11 +311,29 @@ def read_public(plan: RunPlan, tensors: Mapping[str, Any], max_rows: int) -> Pub
     public = None
     if "inputs" in tensors:
         name, note = plan.public_note
+        moments = tuple(tensors[each] for each in MOMENTS if each in tensors)
         public = PublicData(name, tensors["inputs"], tensors.get("labels"), note)
-        check_public(public, plan.spec, max_rows)
+        check_public(public, plan.model_spec, max_rows)
+        if plan.features is not None and plan.features.normalize == "public":
+            public = replace(public, moments=_check_moments(moments, plan.features.width))
     if public_fingerprint(public) != plan.public:
         raise DataError("the public data that came are not those of the plan")
     return public
+
+
+def _check_moments(moments: tuple[torch.Tensor, ...], width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return received mean and standard deviation of public features.
+
+    Extreme values would make some features infinite, and failures would tell a server which.
+    """
+    is_sound = len(moments) == 2 and all(
+        each.dtype == torch.float32 and each.shape == (width,) and bool((each.abs() <= MAX_MOMENT).all())
+        for each in moments
+    )
+    if not is_sound or not (moments[1] >= MIN_FEATURE_STD).all():
+        expected = f"{width} float32 each, up to {MAX_MOMENT:g}, and deviations from {MIN_FEATURE_STD:g}"
+        raise DataError(f"public data lack mean and deviation of their features (expected {expected})")
+    return moments[0], moments[1]
 
 
 def check_public(public: PublicData, spec: DataSpec, max_rows: int) -> None:
@@ -317,6 +363,7 @@ def check_public(public: PublicData, spec: DataSpec, max_rows: int) -> None:
 
 
 def public_tensors(public: PublicData) -> dict[str, Any]:
-    """Return public data as named tensors: ``inputs``, and ``labels`` if there are any."""
+    """Return public data as named tensors: ``inputs``, and ``labels`` and moments if there are any."""
     labels = {} if public.labels is None else {"labels": public.labels}
-    return {"inputs": public.inputs, **labels}
+    moments = {} if public.moments is None else dict(zip(MOMENTS, public.moments, strict=True))
+    return {"inputs": public.inputs, **labels, **moments}

@@ -20,7 +20,8 @@ from fedstill.core.name_normalization import normalize_name
 from fedstill.core.seeds import numpy_generator
 from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.core.version import __version__
-from fedstill.data.loading import SITE
+from fedstill.data.data_spec import DataSpec
+from fedstill.data.loading import SITE, load
 from fedstill.data.partitioners import ByColumn, hide_labels, split
 from fedstill.data.public import HELD_OUT, PublicData, hold_out, load_public
 from fedstill.data.stratified_sampling import hash_groups, require_no_gaps
@@ -362,6 +363,44 @@ def prepare_data(spec: RunSpec, data: DataSet, *, progress: bool = False) -> Loa
         FedstillError: the data cannot be split, or the backbone cannot be loaded.
     """
     parts, public = split_data(spec, data)
+    return compute_features(spec, data, parts, public, progress=progress)
+
+
+def prepare_server_data(spec: RunSpec, *, train_needed: bool = False) -> tuple[LoadedData, DataSpec]:
+    """Load the data of a server, and compute their features if there is a backbone.
+
+    Args:
+        train_needed: refuse data without training examples.
+
+    Returns:
+        The data, without parts, and the spec of the inputs before features.
+
+    Raises:
+        FedstillError: the data or the backbone cannot be loaded.
+    """
+    data = load(spec.data, spec.task, train_needed=train_needed)
+    _, public = load_public(spec.public, data, spec.task)
+    return compute_features(spec, data, [], public), DataSpec.from_data(spec.task, data)
+
+
+def compute_features(
+    spec: RunSpec,
+    data: DataSet,
+    parts: Sequence[TensorData],
+    public: PublicData | None,
+    *,
+    progress: bool = False,
+) -> LoadedData:
+    """Return data as the models take them: with features as inputs if there is a backbone.
+
+    Args:
+        parts: each node's examples.
+        public: public data, or None.
+        progress: show the progress of the features.
+
+    Raises:
+        FedstillError: the backbone cannot be loaded, or does not take the inputs.
+    """
     if not spec.features:
         return LoadedData(data, parts, public)
     run_task(spec, data.classes)  # raises if the task has targets at each pixel
@@ -407,28 +446,25 @@ def build_setting(spec: RunSpec, loaded: LoadedData) -> Setting:
         )
         for index, (part, site) in enumerate(zip(parts, sites, strict=True))
     ]
-    return replace(
-        build_server_setting(spec, data, loaded.public),
-        nodes=nodes,
-        centralized_model=centralized_model,
-        feature_space=loaded.feature_space,
-    )
+    return replace(build_server_setting(spec, loaded), nodes=nodes, centralized_model=centralized_model)
 
 
-def build_server_setting(spec: RunSpec, data: DataSet, public: PublicData | None) -> Setting:
+def build_server_setting(spec: RunSpec, loaded: LoadedData) -> Setting:
     """Build the server's part of a setting, without nodes."""
+    data = loaded.data
     return Setting(
         spec=spec,
         task=run_task(spec, data.classes),
         student=_build_initial_network(spec, data, spec.student.model, "student"),
         test=_test_set(spec, data),
-        public=public,
+        public=loaded.public,
         classes=data.classes,
         mean=data.mean,
         std=data.std,
         vocabulary=data.vocabulary,
         schema=data.schema,
         test_names=data.test_names,
+        feature_space=loaded.feature_space,
     )
 
 

@@ -38,6 +38,7 @@ from fedstill.core.run_writer import lock_folder, write_text
 from fedstill.core.startup_kit import KIT_FOLDER
 from fedstill.core.text_format import json_text
 from fedstill.data.config import DATA
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.partitioners import Dirichlet
@@ -47,6 +48,7 @@ from fedstill.federation import flare_site, server_rules
 from fedstill.federation.admin import STOPPED, Admin, has_ended, read_stop_reason
 from fedstill.federation.flare import NODES, SERVER_FOLDER, write_job
 from fedstill.federation.provision import NODE_CLASSES, SERVER_CLASSES, provision, require_flare, write_json
+from fedstill.models.backbones import HF
 from fedstill.models.interface import ClassMappedModel
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import FILE
@@ -55,7 +57,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.node.run_folder import SALT, TRAINING_STATE, checkpoint_name, checkpoint_query_numbers
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.run_plan import describe
-from fedstill.runs.build import parse_node_model
+from fedstill.runs.build import parse_node_model, split_data
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.spec import NodesConfig, RunSpec, read_toml, to_dict
 from fedstill.tasks import TASKS
@@ -167,6 +169,8 @@ def _print_fingerprint(spec: RunSpec, run: str, nodes: int) -> None:
     """Print the SHA-256 of the run's description, which nodes' owners approve, if the data are here."""
     from fedstill.runs.remote_run import make_run_plan
 
+    if spec.features:  # they are computed at the server, which logs it
+        return
     spec = read_toml(server_config_toml(spec))  # as the server reads it
     try:
         data = load(spec.data, spec.task, train_needed=False)
@@ -175,7 +179,8 @@ def _print_fingerprint(spec: RunSpec, run: str, nodes: int) -> None:
         return
     if note := unused_data_note(spec, data):
         print(note, file=sys.stderr)
-    sha256 = describe(make_run_plan(spec, data, public, run, nodes), public).sha256
+    data_spec = DataSpec.from_data(spec.task, data)
+    sha256 = describe(make_run_plan(spec, data_spec, public, run, nodes), public).sha256
     print(f"The run is {group_digits(sha256)}: owners who approve runs see the same.", file=sys.stderr)
 
 
@@ -293,6 +298,10 @@ def server_config_toml(spec: RunSpec) -> str:
         given = table[part][key]
         if given and Path(given).exists():
             table[part][key] = str(Path(given).resolve())
+    here = to_table(spec.features.in_folder(Path.cwd()))
+    for key, path in here.items():
+        if key in ("backbone", "weights", "cache") and path and Path(path.removeprefix(HF)).exists():
+            table["features"][key] = path
     return tomli_w.dumps(table)
 
 
@@ -403,11 +412,14 @@ def write_nodes(spec: RunSpec, simulation: Simulation, folder: Path) -> None:
         simulation: built from the configuration, before any training.
         folder: parent of the nodes' folders.
     """
+    parts = [node.data for node in simulation.setting.nodes]
+    if spec.features:  # of which each node computes its own
+        parts, _ = split_data(spec, load(spec.data, spec.task))
     for index, node in enumerate(simulation.nodes):
         node_folder = folder / node.name
         private_files.make_folder(folder)
         node_folder.mkdir(private_files.FOLDER_MODE)
-        part = simulation.setting.nodes[index].data
+        part = parts[index]
         tensors = {"inputs": part.inputs, "targets": part.targets}
         if part.groups is not None:
             tensors["groups"] = part.groups
@@ -424,7 +436,7 @@ def write_nodes(spec: RunSpec, simulation: Simulation, folder: Path) -> None:
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         if weights:  # a model that can only predict has none
             save_file(weights, node_folder / "model.safetensors")
-        names, features = spec.nodes.models, spec.nodes.perceptual
+        names, perceptual = spec.nodes.models, spec.nodes.perceptual
         weights_option = {"weights": "model.safetensors" if weights else ""}
         engine = spec.engine
         # Nodes of one machine share its cores.
@@ -435,8 +447,9 @@ def write_nodes(spec: RunSpec, simulation: Simulation, folder: Path) -> None:
             data=NodeDataConfig("tensors", "data.safetensors", group="groups" if "groups" in tensors else ""),
             model=NodeModelConfig(
                 **(vars(parse_node_model(names[index % len(names)])) | weights_option),
-                perceptual=str(Path(features).expanduser().resolve()) if features else "",
+                perceptual=str(Path(perceptual).expanduser().resolve()) if perceptual else "",
             ),
+            features=replace(spec.features, cache="").in_folder(Path.cwd()),
             local=spec.nodes.local,
             policy=_policy_allowing_run(spec),
             privacy=spec.nodes.privacy,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,16 +18,17 @@ from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.progress import ProgressBar
 from fedstill.core.table_schema import NO_SCHEMA
-from fedstill.data.features import FeatureCache, compute_features
+from fedstill.data.features import FeatureExtractor
 from fedstill.data.public import GAUSSIAN, PublicConfig, PublicData, gaussian_features
 from fedstill.models.backbones import (
     Backbone,
     Features,
     FeatureScale,
     RawInputs,
-    batch_norm_moments,
     load_backbone,
+    make_scale,
 )
+from fedstill.protocol.feature_plan import FeaturePlan
 from fedstill.runs.data_digests import digest_examples, digest_run_data
 
 
@@ -50,6 +52,10 @@ class FeatureSpace:
     run_data_digest: str
     notes: tuple[str, ...] = ()
 
+    def to_plan(self) -> FeaturePlan:
+        """Return what remote nodes get to know."""
+        return FeaturePlan.from_backbone(self.backbone, self.options.normalize)
+
     def to_record(self) -> dict[str, Any]:
         """Return the entry of the backbone in a run's description."""
         return {
@@ -61,62 +67,16 @@ class FeatureSpace:
         }
 
 
-class FeatureExtractor:
-    """Computes the features of all parts of a run's data, with one progress bar.
+def public_moments(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and standard deviation ``(F,)`` of the features of public data ``(N, F)``.
 
-    Args:
-        options: backbone and its options.
-        raw: inputs as the data are.
-        compute: device.
-        bars: progress bars.
-        total: number of examples of all parts.
+    Raises:
+        ArgumentError: there are fewer than 2.
     """
-
-    def __init__(
-        self, options: Features, raw: RawInputs, compute: Compute, bars: ProgressBar, total: int
-    ) -> None:
-        self.options, self.device, self.bars, self.total, self.done = options, compute.device, bars, total, 0
-        self.backbone = load_backbone(options, raw, str(compute.device))
-        self.cache = FeatureCache.from_options(options, self.backbone)
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the features of inputs ``(N, ...)``."""
-        start = self.done
-        features = compute_features(
-            self.backbone,
-            inputs,
-            self.cache,
-            batch=self.options.batch,
-            device=self.device,
-            progress=lambda done, _: self.bars.update("features", start + done, self.total),
-        )
-        self.done += len(inputs)
-        self.bars.update("features", self.done, self.total)
-        return features
-
-    def scale(self, public: torch.Tensor | None) -> FeatureScale:
-        """Return the normalization of features.
-
-        Args:
-            public: features of public data ``(N, F)``, if there are some.
-
-        Raises:
-            ArgumentError: there are fewer than 2, or the backbone has no batch normalization.
-        """
-        normalize = self.options.normalize
-        if normalize == "backbone":
-            return FeatureScale(False, *batch_norm_moments(self.backbone))
-        if normalize != "public":
-            return FeatureScale(normalize == "example")
-        if public is None:
-            expected = (
-                "none, example or backbone, as there are no public data of the form of the private data"
-            )
-            raise ArgumentError("features.normalize", "public", expected)
-        if len(public) < 2:  # one has no deviation
-            expected = "2 public examples or more, or another normalization"
-            raise ArgumentError("features.normalize", "public", expected)
-        return FeatureScale(False, public.double().mean(0), public.double().std(0))
+    if len(features) < 2:  # one has no deviation
+        expected = "2 public examples or more, or another normalization"
+        raise ArgumentError("features.normalize", "public", expected)
+    return features.double().mean(0), features.double().std(0)
 
 
 def to_feature_space(
@@ -148,20 +108,37 @@ def to_feature_space(
     digests = digest_examples(parts), digest_run_data(parts, test, public)
     shared = [] if public is None else [public.inputs]
     inputs = [*shared, test.inputs, *(part.inputs for part in parts)]
+    backbone = load_backbone(options, raw, str(compute.device))
     with ProgressBar(progress) as bars:
-        extract = FeatureExtractor(options, raw, compute, bars, sum(map(len, inputs)))
+        report = partial(bars.update, "features")
+        extract = FeatureExtractor(options, backbone, compute.device, report, sum(map(len, inputs)))
         features = [extract(each) for each in inputs]
-    scale = extract.scale(features[0] if shared else None)
+    is_public = options.normalize == "public" and bool(shared)
+    scale = make_scale(options.normalize, backbone, public_moments(features[0]) if is_public else None)
     with torch.no_grad():
         features = [scale(each) for each in features]
     if public is not None:
-        public = replace(public, inputs=features.pop(0))
+        moments = (scale.mean, scale.std) if is_public else None
+        public = replace(public, inputs=features.pop(0), moments=moments)
     elif public_config.name == GAUSSIAN:
-        public = gaussian_features(public_config, extract.backbone.width)
-    space = FeatureSpace(options, extract.backbone, scale, *digests, tuple(extract.cache.notes))
+        public = gaussian_features(public_config, backbone.width)
+    space = FeatureSpace(options, backbone, scale, *digests, tuple(extract.cache.notes))
     tested, *own = features
     new_parts = [replace(part, inputs=each) for part, each in zip(parts, own, strict=True)]
     return new_parts, replace(test, inputs=tested), public, space
+
+
+def placeholder_features(config: PublicConfig, public: PublicData | None, width: int) -> PublicData | None:
+    """Return public data of a run with zeros as features, whose number is enough for its privacy cost.
+
+    Args:
+        config: source of the public data.
+        public: public data before features, or None.
+        width: number of features.
+    """
+    if public is None:
+        return gaussian_features(config, width) if config.name == GAUSSIAN else None
+    return replace(public, inputs=torch.zeros(len(public), width))
 
 
 def on_features(data: DataSet, test: TensorData) -> DataSet:

@@ -18,9 +18,6 @@ from fedstill.core.errors import ArgumentError, DataError, QueryFileError
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import write_text
 from fedstill.data.config import check_no_validation
-from fedstill.data.data_spec import DataSpec
-from fedstill.data.loading import load
-from fedstill.data.public import PublicData, load_public
 from fedstill.federation.offline_files import (
     QUERIES,
     NodeResponses,
@@ -35,11 +32,11 @@ from fedstill.node.replies import NodeVersions
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.run_plan import RunPlan, public_fingerprint
 from fedstill.protocol.tensor_forms import sent_query_fault
-from fedstill.runs.build import check_method
+from fedstill.runs.build import check_method, prepare_server_data, run_task
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.results import write_results
 from fedstill.runs.run import COMMAND, add_tracker_failure_notes, machine_and_date, require_empty_folder
-from fedstill.runs.spec import RunSpec, require_no_features, to_dict, to_toml
+from fedstill.runs.spec import RunSpec, to_dict, to_toml
 from fedstill.track.trackers import TrackerGroup
 
 FILES = "files.json"  # in the run's folder: the files that it uses
@@ -47,7 +44,8 @@ FILES = "files.json"  # in the run's folder: the files that it uses
 # neither the queries nor the nodes.
 LATER_OPTIONS = (
     *("name", "student", "engine", "evaluation", "link.wait", "link.quorum", "link.outlier"),
-    *("data.root", "data.download", "public.root"),  # location of the same data on this machine
+    *("data.root", "data.download", "public.root", "features.weights"),  # location of the same files here
+    *("features.batch", "features.cache", "features.cache_gib"),
 )
 
 
@@ -71,26 +69,26 @@ def build_offline_queries(spec: RunSpec) -> Queries:
         raise ArgumentError(
             "link.secure_aggregation", True, "false for files: nodes that are asked by files cannot meet"
         )
-    require_no_features(spec, "with nodes that exchange files")
     check_no_validation(spec.data)
-    data = load(spec.data, spec.task)
-    _, public = load_public(spec.public, data, spec.task)
-    data_spec = DataSpec.from_data(spec.task, data)
-    check_method(method, data_spec.make_task(), public)
+    loaded, data_spec = prepare_server_data(spec, train_needed=True)
+    public, space = loaded.public, loaded.feature_space
+    check_method(method, run_task(spec, loaded.data.classes), public)
     if public is not None and not method.needs().public_labels:  # labels are sent only if needed
-        public = PublicData(public.name, public.inputs, None, public.note)
+        public = replace(public, labels=None)
     plan = RunPlan(
         QUERIES,
         to_dict(spec)["method"],
         data_spec,
         public=public_fingerprint(public),
         public_note=("", "") if public is None else (public.name, public.note),
+        features=None if space is None else space.to_plan(),
     )
     queries = Queries(plan, public, tuple(method.planned_queries(public, spec.seed)))
-    declared, dtype = queries.query_declarations(), data.train.inputs.dtype
+    declared, dtype = queries.query_declarations(), loaded.data.test.inputs.dtype
+    shape, output_shape = plan.model_spec.shape, plan.model_spec.output_shape
     for call in queries.calls:
         query = declared[call.query]
-        fault = sent_query_fault(query, call.tensors, data_spec.shape, data_spec.output_shape, dtype)
+        fault = sent_query_fault(query, call.tensors, shape, output_shape, dtype)
         if fault is not None:
             raise DataError(f"query {call.query!r}: {fault}")
         require_finite_inputs(call.tensors, call.query)

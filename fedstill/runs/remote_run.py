@@ -11,10 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from fedstill.core.dataset import DataSet
 from fedstill.data.data_spec import DataSpec
-from fedstill.data.loading import load
-from fedstill.data.public import PublicData, load_public
+from fedstill.data.public import PublicData
 from fedstill.federation.remote import LinkCosts, Remote
 from fedstill.federation.secure_aggregation import SecureAggregation
 from fedstill.federation.transport import Link
@@ -23,6 +21,7 @@ from fedstill.methods._server import Server
 from fedstill.node.model_setup import architecture_hash
 from fedstill.node.replies import NOT_JOINED
 from fedstill.privacy.statement import PrivacyStatement
+from fedstill.protocol.feature_plan import FeaturePlan
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.node_side import NodeSetting
@@ -30,9 +29,14 @@ from fedstill.protocol.payload_kinds import LABEL_COUNTS
 from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.protocol.wire_format import WireConfig
 from fedstill.runs.base import Run
-from fedstill.runs.build import build_server_setting, check_networks, describe_run
+from fedstill.runs.build import (
+    build_server_setting,
+    check_networks,
+    describe_run,
+    prepare_server_data,
+)
 from fedstill.runs.results import collect_results
-from fedstill.runs.spec import RunSpec, require_no_features, to_dict
+from fedstill.runs.spec import RunSpec, to_dict
 
 LINK = (
     "messages",
@@ -44,25 +48,34 @@ LINK = (
 )  # costs that are logged during a run
 
 
-def make_run_plan(spec: RunSpec, data: DataSet, public: PublicData | None, name: str, nodes: int) -> RunPlan:
+def make_run_plan(
+    spec: RunSpec,
+    data_spec: DataSpec,
+    public: PublicData | None,
+    name: str,
+    nodes: int,
+    features: FeaturePlan | None = None,
+) -> RunPlan:
     """Return the plan of a run that the nodes get to know.
 
     Args:
-        data: the server's data.
-        public: public data, or None.
+        data_spec: spec of the inputs.
+        public: public data as the models take them, or None.
         name: of the run.
         nodes: number of nodes.
+        features: features that the models take in place of the inputs; None: they take the inputs.
     """
     return RunPlan(
         name,
         to_dict(spec)["method"],
-        DataSpec.from_data(spec.task, data),
+        data_spec,
         WireConfig(spec.link.inputs, spec.link.gradients),
         public_fingerprint(public),
         ("", "") if public is None else (public.name, public.note),
         re.sub(r"[^ -~]", "?", spec.student.model)[:200],
         spec.link.min_nodes(nodes),
         spec.link.secure_aggregation,
+        features,
     )
 
 
@@ -82,12 +95,12 @@ class RemoteRun(Run):
     _initial_server: Server
 
     def __init__(self, spec: RunSpec, link: Link, name: str) -> None:
-        require_no_features(spec, "with remote nodes")
         self.spec = spec
-        self.data = load(spec.data, spec.task, train_needed=False)
-        _, public = load_public(spec.public, self.data, spec.task)
-        super().__init__(build_server_setting(spec, self.data, public))
-        plan = make_run_plan(spec, self.data, public, name, len(link.nodes))
+        loaded, data_spec = prepare_server_data(spec)
+        self.data, public, self.feature_space = loaded.data, loaded.public, loaded.feature_space
+        super().__init__(build_server_setting(spec, loaded))
+        features = None if self.feature_space is None else self.feature_space.to_plan()
+        plan = make_run_plan(spec, data_spec, public, name, len(link.nodes), features)
         self.description = describe(plan, public)
         # The queries follow from the method alone; the nodes' data are unknown here.
         at = NodeSetting(
@@ -106,7 +119,9 @@ class RemoteRun(Run):
     def describe_run(self) -> dict[str, Any]:
         """Describe the run for its result."""
         split = {"name": "as it is", "nodes": len(self.federation.nodes)}
-        return describe_run(self.spec, self.data, None, split)
+        about = describe_run(self.spec, self.data, None, split)
+        space = self.feature_space
+        return about if space is None else {**about, "features": space.to_record()}
 
     # --- parts of the loop ----------------------------------------------------------------------------
 
@@ -166,7 +181,7 @@ class RemoteRun(Run):
 
     def results(self) -> dict[str, Any]:
         """See :class:`~fedstill.runs.base.Run`; with the link's costs."""
-        self.notes = self._node_notes()
+        self.notes = [*(self.feature_space.notes if self.feature_space else ()), *self._node_notes()]
         results = collect_results(self)
         total, training = results["seconds"]["total"], results["seconds"]["local_training"]
         return {**results, "link": self.federation.link_costs.costs(total, training)}

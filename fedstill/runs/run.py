@@ -32,14 +32,12 @@ from fedstill.runs.spec import (
     RunSpec,
     fingerprint_options,
     load_toml,
-    require_no_features,
     to_dict,
     to_toml,
 )
 from fedstill.runs.trained_model_cache import TrainedModels
 from fedstill.track.trackers import TrackerGroup
 
-REMOTE = "with nodes outside of this process; engine.backend = local has features"
 COMMAND = "# Made by: "  # start of the first line of config.toml, before the command that repeats the run
 
 
@@ -114,8 +112,6 @@ def run_or_resume(
 
 
 def _require_engine(spec: RunSpec) -> None:
-    if spec.engine.backend != "local" or spec.engine.startup_kit:
-        require_no_features(spec, REMOTE)
     if spec.engine.backend != "local":
         from fedstill.federation.provision import require_flare
 

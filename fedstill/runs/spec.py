@@ -225,19 +225,6 @@ class RunSpec(CheckedOptions):
         check_paper_metrics(self.paper, [self.task])
 
 
-def require_no_features(spec: RunSpec, where: str) -> None:
-    """Refuse a backbone where nodes compute no features.
-
-    Args:
-        where: the place, for the error.
-
-    Raises:
-        ArgumentError: the run has a backbone.
-    """
-    if spec.features:
-        raise ArgumentError("features.backbone", spec.features.backbone, f"none {where}")
-
-
 def load(target: str) -> RunSpec:
     """Load the configuration of a preset or a ``.toml`` file.
 

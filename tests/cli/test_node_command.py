@@ -144,6 +144,27 @@ def test_check_of_a_run_says_each_query(clinic: Path, tmp_path: Path, here: Here
     )
 
 
+def test_check_names_features_and_differences_from_those_of_a_run(
+    clinic: Path, tmp_path: Path, here: Here
+) -> None:
+    folder = shutil.copytree(clinic, tmp_path / "clinic")
+    say(folder, ('backbone = ""', 'backbone = "random-conv:4"'), ('name = "small-cnn"', 'name = "linear"'))
+    code, out, _ = here("check", folder)
+    assert code == 0
+    assert "64 of random-conv:4, digest " in out
+    run = tmp_path / "run.toml"
+    text = 'extends = "digits-fedkd"\nfeatures.backbone = "random-conv:4"\nmethod.z_max = 20.0\n'
+    run.write_text(text, encoding="utf-8")
+    assert "It can take part." in here("check", folder, run)[1]
+    run.write_text(f'{text}features.normalize = "example"\n', encoding="utf-8")
+    assert "It cannot take part: its features.normalize is 'none'" in here("check", folder, run)[1]
+    assert "no features.backbone" in here("check", clinic, run)[1]
+    say(folder, ('backbone = "random-conv:4"', 'backbone = "timm:resnet18"'))
+    code, _, err = here("check", folder)
+    assert code == 2
+    assert "features.weights" in err
+
+
 def test_check_promises_nothing_of_data_that_it_cannot_load(clinic: Path, tmp_path: Path, here: Here) -> None:
     damaged = shutil.copytree(clinic, tmp_path / "damaged")
     (damaged / "data.npz").unlink()

@@ -63,6 +63,7 @@ FEDIOD = '[method]\nname = "fediod"\nsteps = 2\nbatch = 8\nstudent.memory = 16\n
 PUBLIC = '[public]\nname = "held-out"\nshare = 0.1\n'
 FEDKD = PUBLIC + '[method]\nname = "fedkd"\nstudent.epochs = 1\nz_max = 5.0\n'
 FEDMD = PUBLIC + '[method]\nname = "fedmd"\nrounds = 3\nsubset = 20\n'
+FEATURES = '[features]\nbackbone = "random-conv:4"\ncache_gib = 0.0\n'
 FEDAVG = '[method]\nname = "fedavg"\nrounds = 3\n'
 
 
@@ -105,6 +106,8 @@ CASES = {
     "fedkd dp-sgd": FEDKD + privacy("dp-sgd"),
     "fedmd dp-sgd": FEDMD + privacy("dp-sgd"),
     "fedavg dp-sgd": FEDAVG + privacy("dp-sgd"),
+    "features dp-sgd": FEATURES + 'normalize = "public"\n' + FEDKD + privacy("dp-sgd"),
+    "features gaussian pate": FEATURES + FEDKD.replace("held-out", "gaussian") + privacy("pate"),
 }
 
 
@@ -177,6 +180,21 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     assert plan.cost.cost
     output = folder_log.read_total_spent(owner_folder.read_node_file(clinic.folder), clinic.folder)
     assert output == folder_log.TotalSpent(cost_to_dict(plan.cost.cost), units=frozenset({"a record"}))
+
+
+def test_an_owner_plans_with_the_features_of_the_node_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owned = '[features]\nbackbone = "random-conv:4"\n[privacy]\nmechanism = "dp-sgd"\nepsilon = 8.0\n'
+    clinic = Clinic(tmp_path / "clinic", owned)
+    path = write(tmp_path, FEATURES, FEDKD.replace("held-out", "gaussian"))
+    run, (site,) = _planned_owner_node(clinic.folder, "tiny", load_toml(path))
+    plan = _solve_for_missing_option(run, site)
+    assert (run.spec.shape, len(run.public or ())) == ((64,), 8000)
+    assert plan.cost.pld is not None
+    assert 0.9 * 8 < plan.cost.pld <= 8
+    path.write_text(path.read_text().replace("random-conv:4", "random-conv:8"))
+    assert "features.backbone" in stdout_of(capsys, "plan", str(clinic.folder), str(path), code=2)
 
 
 def test_no_queries_cost_nothing(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from fedstill.cli.main import dispatch
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, QueryRefused
 from fedstill.core.progress import ProgressBar
 from fedstill.core.startup_kit import StartupKit
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.public import load_public
 from fedstill.federation import flare as jobs
@@ -744,7 +745,8 @@ def test_run_begins_after_owner_approval(
     server = StartupKit(north / "kit").authority_fingerprint
     data = load(config.data, config.task, train_needed=False)
     public = load_public(config.public, data, config.task)[1]
-    described = describe(make_run_plan(config, data, public, "run", 2), public)
+    spec = DataSpec.from_data(config.task, data)
+    described = describe(make_run_plan(config, spec, public, "run", 2), public)
     with pytest.raises(QueryRefused):
         requests.require_approved("run", described, server)
     requests.decide(described.sha256, True)

@@ -145,3 +145,19 @@ def test_rules_for_run_allow_its_resources(tmp_path: Path) -> None:
     rules.require_allowed(table, tmp_path / FILE)
     with pytest.raises(ArgumentError):
         ServerRules().require_allowed(table, tmp_path / FILE)
+
+
+def test_server_refuses_backbones_that_are_code_or_files_elsewhere(tmp_path: Path) -> None:
+    allowed, file = tmp_path / "allowed", tmp_path / "server" / FILE
+    allowed.mkdir()
+    rules = ServerRules(data=(str(allowed),))
+    for backbone, weights in [("timm:resnet18", str(allowed / "w.safetensors")), (f"hf:{allowed}", "")]:
+        rules.require_allowed({"features": {"backbone": backbone, "weights": weights}}, file)
+    for backbone, weights in [
+        ("os:system", ""),
+        (f"hf:{tmp_path}", ""),
+        (str(tmp_path / "x.onnx"), ""),
+        ("timm:resnet18", str(tmp_path / "w.safetensors")),
+    ]:
+        with pytest.raises(ArgumentError, match=r"features\.(backbone|weights)"):
+            rules.require_allowed({"features": {"backbone": backbone, "weights": weights}}, file)

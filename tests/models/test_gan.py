@@ -107,7 +107,7 @@ def test_feature_generator_stays_in_float32_under_autocast(training: bool) -> No
 
 def test_generated_features_span_the_space_and_have_the_normalization_of_real_ones() -> None:
     torch.manual_seed(0)
-    G = NoisyFeatureGenerator(noise=4, features=32, width=8, per_example=True)
+    G = NoisyFeatureGenerator(noise=4, features=32, width=8, normalization="example")
     e_w = torch.randn(64, 36)
     x = G(e_w)
     moves = G.body(e_w[:, 32:])

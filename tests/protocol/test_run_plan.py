@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from fedstill.core.config_tables import to_table
+from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
 from fedstill.methods.fediod import FedIOD
-from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
+from fedstill.protocol.feature_plan import FeaturePlan
+from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint, public_tensors, read_public
 from fedstill.protocol.wire_format import WireConfig
 from fedstill.tasks.classification import ClassificationConfig
 
@@ -70,3 +72,55 @@ def test_number_of_queries_depends_on_public_data() -> None:
     query = describe(plan, public).queries["predict"]
     assert query["times"] * query["rows"] >= 3000
     assert query["bytes"] == 4 * 10 * query["rows"]
+
+
+# --- features of a backbone -----------------------------------------------------------------------------
+
+FEATURES = FeaturePlan("timm:x", "", (8, 8), (0.5,), (0.5,), "public", "float32", 5, "0" * 32)
+ON_FEATURES = replace(PLAN, method={"name": "fedkd"}, features=FEATURES)
+
+
+def test_plan_on_features_describes_models_of_features() -> None:
+    again = RunPlan.from_dict(json.loads(json.dumps(ON_FEATURES.to_dict())))
+    assert again == ON_FEATURES
+    assert (again.spec.shape, again.model_spec.shape, again.model_spec.form) == ((1, 8, 8), (5,), "rows")
+    other = replace(ON_FEATURES, features=replace(FEATURES, digest="1" * 32))
+    assert describe(other, None).sha256 != describe(ON_FEATURES, None).sha256
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("width", 0),
+        ("width", 2**40),
+        ("digest", "x"),
+        ("mean", [float("nan")]),
+        ("layer", "a\nb"),
+        ("size", [1]),
+    ],
+)
+def test_rejects_malformed_features(option: str, value: object) -> None:
+    table = ON_FEATURES.to_dict()
+    table["features"][option] = value
+    with pytest.raises(ArgumentError, match=f"features.{option}"):
+        RunPlan.from_dict(table)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [(0.0, 0.0), (0.0, 1e-30), (0.0, float("nan")), (float("inf"), 1.0), (1e30, 1.0), (None, 1.0)],
+)
+def test_rejects_moments_that_make_features_infinite(mean: float | None, std: float) -> None:
+    moments = (torch.zeros(5), torch.ones(5))
+    public = PublicData("made", torch.zeros(3, 5), moments=moments)
+    plan = replace(ON_FEATURES, public=public_fingerprint(public), public_note=("made", ""))
+    received = read_public(plan, public_tensors(public), 0)
+    assert received is not None
+    assert torch.equal(torch.stack(received.moments or ()), torch.stack(moments))
+    tensors = {**public_tensors(public), "std": torch.full((5,), std)}
+    if mean is None:
+        del tensors["mean"]
+    else:
+        tensors["mean"] = torch.full((5,), mean)
+    with pytest.raises(DataError, match="lack mean and deviation"):
+        read_public(plan, tensors, 0)

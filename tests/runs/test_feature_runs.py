@@ -18,7 +18,6 @@ from fedstill.data.loading import load
 from fedstill.models import MLP
 from fedstill.models.backbones import Backbone, BackboneWithHead
 from fedstill.runs import run
-from fedstill.runs.offline import build_offline_queries
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
 from fedstill.student.evaluate import evaluate
@@ -171,7 +170,6 @@ def test_gaussian_queries_without_features_are_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"engine": {"backend": "flare-poc"}}, "features.backbone"),
         ({"features": {"normalize": "public"}, "public": {"name": "gaussian"}}, "features.normalize"),
         ({"features": {"weights": "absent.pt"}}, "features.weights"),
         ({"nodes": {"models": ["small-cnn"]}}, "nodes.models = 'small-cnn'"),
@@ -184,11 +182,6 @@ def test_what_does_not_fit_is_refused_before_the_run(
         start(features_config(tmp_path, **changes), tmp_path / "run")
     assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_files_for_nodes_have_no_features(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="exchange files"):
-        build_offline_queries(features_config(tmp_path))
 
 
 def test_maps_have_no_features(tmp_path: Path) -> None:

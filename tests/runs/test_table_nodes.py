@@ -12,6 +12,7 @@ import torch
 from fedstill.cli.main import main as cli
 from fedstill.cli.node_check import LIVE
 from fedstill.core.errors import FedstillError
+from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.models.module_utils import to_vector
 from fedstill.node.approvals import ApprovalRequest, describe_request
@@ -73,7 +74,8 @@ def test_owner_checks_table_by_own_schema(
 def test_approval_request_lists_columns(tmp_path: Path) -> None:
     config = run_of(tmp_path, "fediod")
     data = load(config.data, config.task)
-    request = ApprovalRequest(describe(make_run_plan(config, data, None, "one", 3), None).text, "one", "", "")
+    plan = make_run_plan(config, DataSpec.from_data(config.task, data), None, "one", 3)
+    request = ApprovalRequest(describe(plan, None).text, "one", "", "")
     result = describe_request(request)
     assert result["columns"] == ["age: 0 to 100, or nothing", "ward: a, b, c", "ill: no, yes"]
     assert str(result["inputs"]).endswith("target ill")
