@@ -42,6 +42,7 @@ USED = "used"  # an approval for one run, by that run; the other states are thos
 MAX_WAITING_PER_SERVER = 20  # a server could fill the owner's list
 MAX_WAITING = 500  # of all servers: one with changing keys could fill the disk
 MAX_DESCRIPTION_BYTES = 1_000_000  # bytes of a description
+MAX_RUNS = 1000  # runs of one approval that are remembered: a server could fill the disk with refused joins
 # Digits of a SHA-256 that name a request, and that approve it: a server can make a description that agrees
 # with another in few of them.
 MIN_DIGITS, MIN_DIGITS_TO_APPROVE = 8, 32
@@ -59,7 +60,7 @@ class ApprovalRequest:
         requested_at: time of the request, in UTC.
         state: ``waits``, ``approved``, ``used`` (for its one run) or ``rejected``.
         protection: privacy configuration at the time of approval, as canonical text.
-        runs: names of this server's runs under the approval.
+        runs: names of this server's last runs under the approval.
     """
 
     description: str
@@ -115,7 +116,8 @@ class ApprovalRequests:
             if state == APPROVED and request is not None:
                 if run not in request.runs:
                     state_after = USED if self._file.policy.approve == EACH_RUN else APPROVED
-                    self._write(replace(request, state=state_after, runs=(*request.runs, run)))
+                    runs = (*request.runs, run)[-MAX_RUNS:]  # a forgotten run may need another approval
+                    self._write(replace(request, state=state_after, runs=runs))
                 return
             if state == WAITS:
                 self._store_waiting(description, run, server, request)
@@ -377,6 +379,7 @@ def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str
         LocalConfig(),
         Compute(),
         placeholder_public(task, spec.shape),
+        schema=spec.schema,
         secure_aggregation=bool(table["secure_aggregation"]),
     )
     return owner_refusals(file, True, build_node_side(config, setting).queries)

@@ -82,13 +82,8 @@ class AuditLog:
         self._durable, self._read_only = durable, read_only
         self.fault: str | None = None
         self._is_open = True
-        self.totals, self._last_number, self._last_hash, self._accepted_number, self._head_number = (
-            EntryTotals(),
-            0,
-            "",
-            0,
-            0,
-        )
+        self.totals, self._last_hash = EntryTotals(), ""
+        self._last_number = self._accepted_number = self._head_number = 0
         self._open_database(path)
 
     def open(self, path: Path | None) -> None:
@@ -169,13 +164,10 @@ class AuditLog:
                     if (difference := counts - self.totals.events.get(names, Counter()))
                 }
                 # Used numbers are not used again: the gap shows the lost entries.
-                self._last_number = max(self._last_number, head.number)
+                self._last_number = max(self._last_number, head.number, self._known[0])
                 for (payer, run), cost in (missing or {("", ""): Counter[str]()}).items():
-                    no_guarantee, queries, byte_count = (
-                        cost.pop(NO_GUARANTEE, 0),
-                        cost.pop(QUERIES, 0),
-                        cost.pop(BYTES, 0),
-                    )
+                    counted = (NO_GUARANTEE, QUERIES, BYTES)
+                    no_guarantee, queries, byte_count = (cost.pop(name, 0) for name in counted)
                     keys = (run, payer, payer, self._last_number + 1, ACCEPTED, ACCEPTED)
                     up = {BYTES: byte_count} if byte_count else {}
                     units = [
@@ -278,6 +270,7 @@ class AuditLog:
     def _open_database(self, path: Path | None) -> None:
         self._head_path = None if path is None else path.with_name(f"{path.name}.head")
         self._database = Database(path, durable=self._durable, read_only=self._read_only)
+        self._known = 0, ""  # last entry before the newest ones were read
         transaction = self._database.read_transaction if self._read_only else self._database.write_transaction
         try:
             with transaction():
@@ -313,6 +306,10 @@ class AuditLog:
                 self.fault = f"entry {head.number} differs from the one in its head"
             elif head.totals != expected.totals:
                 self.fault = f"its entries up to {head.number} do not add up to the totals in its head"
+        # Without an acceptance an older copy is no better for having its own head.
+        if self.fault is None and self._accepted_number <= self._known[0] and not self._holds(self._known):
+            remedy = "restart the node after its owner has checked the log"
+            self.fault = f"entry {self._known[0]} is not the one that this process has seen: {remedy}"
         return head
 
     def _read_entries(self, last_read: int, head_number: int = 0) -> AuditLogHead:
@@ -352,15 +349,17 @@ class AuditLog:
         self.require_sound()
 
     def _read_new_entries(self) -> None:
-        last_entry = self._last_number, self._last_hash
-        if self._newest_entry() == last_entry:
+        self._known = self._last_number, self._last_hash
+        if self._newest_entry() == self._known:
             return
-        query = "SELECT entry, hash FROM entries WHERE entry = ?"
-        is_unchanged = (
-            not last_entry[0] or self._database.execute(query, last_entry[:1]).fetchone() == last_entry
-        )
+        is_unchanged = self._holds(self._known)
         self._read_entries(self._last_number)
-        self.fault = self.fault if is_unchanged else f"entry {last_entry[0]} is not as it was written"
+        self.fault = self.fault if is_unchanged else f"entry {self._known[0]} is not as it was written"
+
+    def _holds(self, entry: tuple[int, str]) -> bool:
+        """Return whether the file has an entry of this number and hash; number 0 is before the first."""
+        query = "SELECT entry, hash FROM entries WHERE entry = ?"
+        return not entry[0] or self._database.execute(query, entry[:1]).fetchone() == entry
 
     def _newest_entry(self) -> tuple[int, str]:
         query = "SELECT entry, hash FROM entries ORDER BY entry DESC LIMIT 1"
@@ -493,10 +492,8 @@ class EntryTotals:
             )
             for name in (run, ALL_RUNS)
         )
-        run_no_guarantee, total_no_guarantee = (
-            run_events.pop(NO_GUARANTEE, 0),
-            total_events.pop(NO_GUARANTEE, 0),
-        )
+        run_no_guarantee = run_events.pop(NO_GUARANTEE, 0)
+        total_no_guarantee = total_events.pop(NO_GUARANTEE, 0)
         run_queries, total_queries = run_events.pop(QUERIES, 0), total_events.pop(QUERIES, 0)
         run_events.pop(BYTES, 0)
         total_bytes = total_events.pop(BYTES, 0)

@@ -25,7 +25,7 @@ class Exchange:
     Attributes:
         query: the declaration.
         number: the server's number of the query.
-        received: tensors that came with it, until all responses are released.
+        received: tensors that came with it, until all responses are released or the next query is computed.
         responses: the responses, one per node in the group's order.
         differentiable: whether the graph is kept.
         inputs: ``(G, ...)``, leaves of the graph.
@@ -63,6 +63,7 @@ class Exchange:
     def free_graph(self) -> None:
         """Drop the graph, and with it what was not released yet."""
         self.inputs, self.outputs, self.is_graph_freed = {}, {}, True
+        self.drop_received()
 
 
 class RecentExchanges(OrderedDict[int, Exchange]):
@@ -77,5 +78,11 @@ class RecentExchanges(OrderedDict[int, Exchange]):
             self.popitem(last=False)
 
     def _bytes(self) -> int:
-        releases = [release for exchange in self.values() for release in exchange.responses]
-        return sum(tensor_bytes(tensor) for release in releases for tensor in release.tensors.values())
+        releases = (
+            release
+            for exchange in self.values()
+            for release in (*exchange.responses, *exchange.gradients.values())
+        )
+        released = (tensor for release in releases for tensor in release.tensors.values())
+        computed = (gradient for exchange in self.values() for gradient in exchange.input_gradients)
+        return sum(tensor_bytes(tensor) for tensor in (*released, *computed))

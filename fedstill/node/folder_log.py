@@ -150,6 +150,10 @@ class _Repeats:
     total: int = 0
     unwritten: int = 0
 
+    def add(self, count: int) -> None:
+        """Add refusals to both numbers."""
+        self.total, self.unwritten = self.total + count, self.unwritten + count
+
 
 # --- security events --------------------------------------------------------------------------------
 
@@ -225,11 +229,11 @@ class SecurityEvents:
         key = (event, actor, reason, run, query, *details.values())
         if key in self._written or len(self._written) >= MAX_EVENTS or self._is_disk_full:
             return
-        self._written.add(key)
-        if len(self._written) == MAX_EVENTS:
+        if len(self._written) + 1 == MAX_EVENTS:
             event, reason = REFUSED, "further events of this process are in node.log only"
             run, query, details = "", "", {}
         self.write(event, actor, reason, run=run, query=query, **details)
+        self._written.add(key)  # after a failed write it is written the next time
 
     def record_refusal(
         self, actor: str, reason: str, *, run: str = "", query: str = "", rule_name: str = ""
@@ -251,12 +255,13 @@ class SecurityEvents:
         *,
         rule_name: str = "",
         is_declared: bool = True,
+        has_space: bool = True,
     ) -> None:
         """Write the refusal of a query of the joined run.
 
-        The first refusal by each rule has an entry. Repeated refusals, and those after :data:`MAX_REFUSALS`,
-        are counted by rule: an entry holds their number when there are 10, 100, 1000 and so on, and at the
-        end of the run.
+        The first refusal by each rule has an entry. Repeated refusals, those after :data:`MAX_REFUSALS`, and
+        those for which there is no space on the disk are counted by rule: an entry holds their number when
+        there are 10, 100, 1000 and so on, and at the end of the run.
 
         Args:
             actor: the server's fingerprint.
@@ -266,32 +271,35 @@ class SecurityEvents:
             number: number of the query.
             rule_name: a name of the rule without any text of the server; empty: the reason up to its colon.
             is_declared: whether the run declares such a query.
+            has_space: whether there is space for further entries.
         """
         name = rule_name or reason.partition(":")[0]
         rule = _Rule(actor, run, query if is_declared else "", name, NODE_DATA)
-        self._record(rule, reason, run, query, number)
+        self._record(rule, reason, run, query, number, has_space)
 
-    def _record(self, rule: _Rule, reason: str, run: str, query: str, number: int) -> None:
-        if self._is_disk_full:
-            return
-        actor, payer = rule.actor, rule.payer
-        is_first = rule.name not in self._rule_names and len(self._rule_names) < MAX_RULE_NAMES
-        if is_first:
-            self._rule_names.add(rule.name)
+    def _record(
+        self, rule: _Rule, reason: str, run: str, query: str, number: int, has_space: bool = True
+    ) -> None:
+        actor, name, payer = rule.actor, rule.name, rule.payer
+        has_space = has_space and not self._is_disk_full
+        is_first = name not in self._rule_names and len(self._rule_names) < MAX_RULE_NAMES
         if rule not in self._repeats and len(self._repeats) >= MAX_COUNTED_RULES:
             rule = rule._replace(query="", name="other rules")  # one for each run
         else:
             is_first = is_first or rule not in self._repeats
         repeats = self._repeats.setdefault(rule, _Repeats())
+        repeats.add(1)  # before the write, which may fail
         refusal = (actor, reason, run, query, number)
+        if not has_space:
+            return
         if refusal not in self._refusals and (is_first or len(self._refusals) < MAX_REFUSALS):
+            self._append(REFUSED, actor, reason, run, query, {}, number, payer)
+            repeats.add(-1)  # it has an entry of its own
             self._refusals.add(refusal)
+            self._rule_names.add(name)
             if number >= 0:
                 self._numberless.add(refusal[:-1])
-            self._append(REFUSED, actor, reason, run, query, {}, number, payer)
-            return
-        repeats.total, repeats.unwritten = repeats.total + 1, repeats.unwritten + 1
-        if repeats.total >= 10 and math.log10(repeats.total).is_integer():
+        elif repeats.total >= 10 and math.log10(repeats.total).is_integer():
             self._write_repeats(rule, repeats)
 
     def record_repeats(self) -> None:

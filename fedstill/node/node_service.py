@@ -19,11 +19,7 @@ from typing import Any
 import torch
 
 from fedstill.core.config_tables import to_table
-from fedstill.core.errors import (
-    ArgumentError,
-    NodeDataError,
-    QueryRefused,
-)
+from fedstill.core.errors import ArgumentError, NodeDataError, QueryRefused
 from fedstill.core.hashing import fingerprint
 from fedstill.core.registry import searching_in
 from fedstill.core.text_format import to_printable_line
@@ -99,10 +95,7 @@ class NodeService:
         self.session: Session | None = None
         self._public_cache = PublicDataCache(folder, self.file)
         self._lock = threading.Lock()
-        self._server, self._last_message = (
-            "",
-            -1,
-        )  # current server process and its last message
+        self._server, self._last_message = "", -1  # current server process and its last message
         self._former_servers: deque[str] = deque(maxlen=1000)  # earlier server processes
         self._joins = 0
 
@@ -249,7 +242,7 @@ class NodeService:
                 self.require_admission(plan)
                 return replace(NOT_JOINED, needs_public_data=True)
             approved = self.require_approved(plan, public_data)
-            if public:
+            if public and plan.public:
                 self._public_cache.store(plan, public)
                 public_data = self._public_cache.read(plan, {})  # same memory layout as after a resume
             if self.session is None or (self.session.plan, self.session.server) != (

@@ -14,6 +14,7 @@ from fedstill.core.errors import (
     NodeDataError,
     PluginError,
     PredictorError,
+    QueryMismatch,
     QueryRefused,
     RunFolderError,
 )
@@ -73,9 +74,10 @@ class Refusals:
             "text": to_printable_line(public_text(error)),
             "query": query,
         }
-        for name in ("rule", "number"):
-            if hasattr(error, name):
-                body[name] = getattr(error, name)
+        if isinstance(error, QueryRefused):  # no attributes of other errors, whose values may be private
+            body["rule"] = error.rule
+        if isinstance(error, QueryMismatch):
+            body["number"] = error.number
         return body
 
     def _log(self, line: str) -> None:
@@ -102,7 +104,6 @@ class Refusals:
     def record_query(self, server: str, session: Session, query: str, number: int, error: Exception) -> None:
         """Write a refused query of the joined run, with its number, as :meth:`record`."""
         try:
-            session.run_folder.require_space(query)
             self._events.record_refused_query(
                 server,
                 refusal_rule(error),
@@ -111,8 +112,9 @@ class Refusals:
                 number,
                 rule_name=refusal_rule_name(error),
                 is_declared=query in session.side.queries,
+                has_space=not session.run_folder.is_full(),
             )
-        except (AuditError, OSError, QueryRefused) as fault:
+        except (AuditError, OSError) as fault:
             logger.error("the audit log cannot be written: %s", fault)
 
 
@@ -141,11 +143,12 @@ def is_internal(error: Exception) -> bool:
     """Return whether only the node's owner may see an error.
 
     All unexpected errors are internal: even the type may depend on a record. The operating system's texts
-    about disks do not, but libraries raise the same error with their own texts.
+    about disks do not, but libraries raise the same error with their own texts, or a type derived from it.
     """
     if isinstance(error, INTERNAL_ERRORS):
         return True
-    is_system_error = isinstance(error, OSError) and isinstance(error.errno, int)
+    is_builtin = type(error).__module__ == "builtins"
+    is_system_error = isinstance(error, OSError) and is_builtin and isinstance(error.errno, int)
     return not is_system_error and not isinstance(error, FedstillError)
 
 

@@ -63,13 +63,16 @@ class RunFolder:
                 refuse(file.name, "join", rule)
             self.require_space("join")
 
+    def is_full(self, extra_bytes: int = 0) -> bool:
+        """Return whether the disk is full for further ``extra_bytes``, by the owner's limit."""
+        limit, logged = self._policy.max_disk, folder_log.log_size_bytes(self._audit)
+        return 0 < limit <= self._other_bytes + _bytes_on_disk(self.path) + logged + extra_bytes
+
     def require_space(self, query: str, extra_bytes: int = 0) -> None:
         """Refuse a query that would write ``extra_bytes`` to a full disk, with QueryRefused."""
-        limit = self._policy.max_disk
-        logged = folder_log.log_size_bytes(self._audit)
-        if limit and self._other_bytes + _bytes_on_disk(self.path) + logged + extra_bytes >= limit:
+        if self.is_full(extra_bytes):
             reached = "which runs/, public/ and the node's audit log have reached"
-            rule = f"max_disk: {limit}, {reached}; {FREE_SPACE_ADVICE}"
+            rule = f"max_disk: {self._policy.max_disk}, {reached}; {FREE_SPACE_ADVICE}"
             refuse(self._node, query, rule)
 
     @property

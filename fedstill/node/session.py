@@ -160,6 +160,7 @@ class Session:
         side = build_node_side(method, self.setting)
         for name, query in side.queries.items():
             refuse(file.name, name, query.sum_fault(file.local.optimizer))
+            refuse(file.name, name, None if self.approved is None else self.approved.release_fault(query))
         self.side = wrap_with_parameter_limit(side, file.policy.max_parameters, file.name)
         examples = keyed_digest(secret, digest("data", {"inputs": data.inputs, "targets": data.targets}))
         run_facts = {

@@ -75,12 +75,28 @@ class RunDescription:
         releasing = [entry for entry in self.queries.values() if entry["releases"]]
         return _sum_if_limited([entry["times"] * entry["bytes"] for entry in releasing])
 
+    def release_fault(self, query: Query) -> str | None:
+        """Return the reason if a query of this name may release other tensors than described, or None.
+
+        The description is made without the node's own options and networks, on which the declaration of a
+        plug-in may depend.
+        """
+        described = self.queries[query.name]["releases"] if query.name in self.queries else None
+        if described in (None, {name: str(kind) for name, kind in query.released_kinds().items()}):
+            return None
+        return f"approved: {', '.join(described) or 'nothing'}, and here other tensors may leave"
+
 
 def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
     """Return the description of a plan with its public data."""
     method = plan.make_method()
     setting = NodeSetting(
-        plan.spec.make_task(), LocalConfig(), Compute(), public, secure_aggregation=plan.secure_aggregation
+        plan.spec.make_task(),
+        LocalConfig(),
+        Compute(),
+        public,
+        schema=plan.spec.schema,
+        secure_aggregation=plan.secure_aggregation,
     )
     queries = build_node_side(method, setting).queries
     table = {

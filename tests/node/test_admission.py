@@ -21,13 +21,14 @@ from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.table_data import schema_text
-from fedstill.node import admission, approvals, folder_check
+from fedstill.node import admission, approvals, folder_check, session
 from fedstill.node.admission import SizeFacts, token_ids
 from fedstill.node.approvals import describe_request
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_log import FILE
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.payload_kinds import INPUTS
+from fedstill.protocol.method import build_node_side
+from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import RunPlan, describe
 from fedstill.tasks.regression import RegressionConfig
@@ -547,6 +548,24 @@ def test_approved_run_is_limited_to_its_description(tmp_path: Path) -> None:
     assert max(each) + min(each) <= limit
 
 
+def test_approval_holds_for_the_described_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plug-in may declare more where the node's own options or networks are known."""
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    refused(clinic)
+    decide(clinic)
+
+    def build(method: Any, setting: Any) -> Any:
+        side = build_node_side(method, setting)
+        declared = side.queries["count_labels"]
+        more = replace(declared, releases={**declared.releases, "more": LOGITS})
+        return replace(side, queries={**side.queries, "count_labels": more})
+
+    monkeypatch.setattr(session, "build_node_side", build)
+    assert refused(clinic).startswith("approved: ")
+    monkeypatch.undo()
+    assert joined(clinic)
+
+
 def test_approved_bytes_limit_releases(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
@@ -567,6 +586,24 @@ def test_server_cannot_fill_the_disk_with_requests(tmp_path: Path, monkeypatch: 
         rule = refused(clinic)
     assert rule.startswith("approve: 2 requests of this server")
     assert len(list((clinic.folder / "requests").glob("*.json"))) == 2
+
+
+def test_server_cannot_fill_the_disk_with_refused_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run is noted under its approval before other rules may refuse it."""
+    monkeypatch.setattr(approvals, "MAX_RUNS", 2)
+    clinic = Clinic(tmp_path / "clinic", LISTED + "max_runs = 1\n")
+    refused(clinic)
+    decide(clinic)
+    assert joined(clinic)
+    for run in "abc":
+        clinic.plan = replace(PLAN, run=run)
+        assert refused(clinic).startswith("max_runs")
+    (request,) = clinic.host.requests.list_all()
+    assert request.runs == ("b", "c")
+    clinic.plan = PLAN
+    assert joined(clinic)
 
 
 def test_server_cannot_fill_log_with_waiting_runs(tmp_path: Path) -> None:

@@ -439,6 +439,22 @@ def test_restored_copy_is_detected_by_open_process(path: Path) -> None:
             audit.charge(entry(4))
 
 
+def test_restored_copy_with_its_head_is_detected_by_open_process(path: Path) -> None:
+    """Also at the second attempt, which reads the whole log again."""
+    fill(path, 3)
+    old = head(path).read_bytes()
+    with closing(AuditLog(path)) as audit:
+        audit.charge(entry(3))
+        edit(path, "DELETE FROM entries WHERE entry > 3")
+        head(path).write_bytes(old)
+        for _ in range(3):
+            with pytest.raises(AuditError, match="entry 4"):
+                audit.charge(entry(4))
+        audit.accept("restored from the backup of Monday")
+        assert audit.charge(entry(4)) == 6, "the number that was used is not used again"
+        audit.verify()
+
+
 def test_deleted_entries_are_detected_by_open_process(path: Path) -> None:
     fill(path, 3)
     with closing(AuditLog(path)) as audit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +262,44 @@ def test_full_disk_share_stops_server_events_only(folder: Path) -> None:
         count = len(events_in(folder))
         events.record_refusal("aa", "of another process", run="one")
     assert len(events_in(folder)) == count
+
+
+@pytest.mark.parametrize("cause", ["limit", "disk"])
+def test_refusals_on_a_full_disk_are_counted(
+    folder: Path, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that has filled the disk cannot hide what it tries next."""
+
+    def full(*given: Any) -> int:
+        raise AuditError(FILE, "cannot be used: database or disk is full")
+
+    with closing(SecurityEvents(folder)) as events:
+        events.record_refusal("aa", "hours: 1", run="one")
+        with monkeypatch.context() as patch:
+            if cause == "limit":
+                patch.setattr(folder_log, "log_size_bytes", lambda path: 10**18)
+            else:
+                patch.setattr(AuditLog, "_insert_entry", full)
+            for number in range(25):
+                with suppress(AuditError):
+                    events.record_refused_query("aa", f"max_rows: {number}", "one", "predict", number)
+        events.record_repeats()
+    assert sum(int(event.get("refusals", 1)) for event in events_in(folder)) == 1 + 25
+
+
+def test_event_that_could_not_be_written_is_written_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any) -> int:
+        raise AuditError(FILE, "cannot be used: database or disk is full")
+
+    with closing(SecurityEvents(folder)) as events:
+        with monkeypatch.context() as patch:
+            patch.setattr(AuditLog, "_insert_entry", full)
+            with pytest.raises(AuditError):
+                events.write_once("waits", "aa", "new run", run="one")
+        events.write_once("waits", "aa", "new run", run="one")
+    assert [event["event"] for event in events_in(folder)] == ["waits"]
 
 
 def test_changed_rules_are_logged_once_by_name(folder: Path) -> None:

@@ -301,6 +301,16 @@ def test_public_cache_keeps_last_data_only(tmp_path: Path) -> None:
     assert len(list((clinic.folder / "public").iterdir())) == 1
 
 
+def test_tensors_of_a_plan_without_public_data_are_not_stored(tmp_path: Path) -> None:
+    """They were checked against nothing, and would take the place of another run's public data."""
+    clinic = Clinic(tmp_path / "clinic")
+    cached = clinic.folder / "public" / f"{'0' * 32}.safetensors"
+    cached.parent.mkdir()
+    cached.write_bytes(b"of another run")
+    clinic.say("join", {"inputs": torch.zeros(1000)}, plan=PLAN.to_dict())
+    assert list(cached.parent.iterdir()) == [cached]
+
+
 def test_late_message_changes_no_state(tmp_path: Path) -> None:
     """A link that sends again may deliver the first copy after what followed."""
     clinic = Clinic(tmp_path / "clinic")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import logging
 import shutil
 import time
@@ -550,6 +551,16 @@ def test_counted_refusals_are_in_the_log_when_the_run_ends(tmp_path: Path, end: 
     assert sum(map(refusal_count, refused)) == 110
 
 
+def test_refusals_of_a_full_run_folder_are_counted(tmp_path: Path) -> None:
+    clinic = Clinic(tmp_path / "clinic", "max_disk = 500_000\n").ready()
+    (clinic.folder / "runs/one/checkpoint-9.safetensors").write_bytes(bytes(500_000))
+    for number in range(3):
+        assert clinic.query(number)["rule"].startswith("max_disk")
+        assert clinic.query(number, query="made up")["kind"] == "ArgumentError"
+    clinic.say("leave")
+    assert sum(refusal_count(entry) for entry in clinic.lines()) == 6
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_malformed_queries_are_refused_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
@@ -759,6 +770,25 @@ def test_library_errors_stay_in_owners_log(
         "query": "predict_logits",
     }
     assert "patient 4711" in caplog.text
+
+
+class Patient4711(OSError):
+    """A type of the owner's code; its name, and attributes as those of a refusal, may be private."""
+
+    rule, number = "patient 4711", object()
+
+
+@pytest.mark.parametrize("error", [Patient4711(), Patient4711(errno.ENOENT, "no file")])
+def test_attributes_and_types_of_owners_errors_are_not_sent(
+    error: Exception, clinic: Clinic, monkeypatch: Any
+) -> None:
+    def fails(*given: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(clinic.session.handler, "admit_query", fails)
+    reply = clinic.query(0)
+    assert reply.keys() == {"kind", "text", "query"}
+    assert "4711" not in json.dumps(reply)
 
 
 # --- a full disk --------------------------------------------------------------------------------------

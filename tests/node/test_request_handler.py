@@ -16,6 +16,7 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import NodeFault, QueryMismatch, QueryRefused
+from fedstill.node import exchanges
 from fedstill.node.audit_entries import ALL_RUNS, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.exchanges import MAX_EXCHANGES
@@ -392,6 +393,33 @@ def test_partly_released_response_is_lost_after_next_query() -> None:
         office.query(0)
     assert audit.traffic_totals() == before
     assert [audit.spending(name, ALL_RUNS).total_queries for name in "abc"] == [2, 1, 1]
+
+
+def test_refused_response_keeps_no_memory_after_next_query() -> None:
+    """Several large queries could fill the memory: nothing of them can be released any more."""
+    office = Office()
+    audit = full(office)
+    audit.full = ("a", "response")
+    x = X.clone()
+    received = weakref.ref(x)
+    with pytest.raises(OSError, match="no space"):
+        office.query(0, x)
+    del x
+    audit.full = None
+    office.query(1)
+    gc.collect()
+    assert received() is None
+
+
+def test_gradients_count_in_memory_of_recent_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanges, "MAX_BYTES", 3 * MAX_EXCHANGES * B * 4 * 4)  # without gradients all fit
+    office = Office()
+    office.query(0)
+    office.query(1)
+    office.node_gradients(output_gradients(), 1)
+    assert [office.handler.has_responded(number) for number in (0, 1)] == [True, True]
+    office.query(2)
+    assert [office.handler.has_responded(number) for number in (0, 1, 2)] == [False, False, True]
 
 
 def test_partly_released_gradients_can_be_repeated() -> None:
