@@ -83,8 +83,8 @@ def test_several_steps_give_update_target() -> None:
 def test_head_leaks_less_with_unknown_extractor() -> None:
     wide = {"nodes": {"models": ["mlp:512"], "local": SGD, "policy": {"outputs_only": False}}}
     again = replay(LG, split={"nodes": 2, "alpha": 5.0}, student={"model": "mlp:512"}, **wide)
-    first = run_inversion(again, ONE, seed=0).part
-    later = run_inversion(again, GradientInversion(victims=2, round=1, attacks=("idlg",)), seed=0).part
+    one = replace(ONE, victims=1)
+    first, later = (run_inversion(again, replace(one, round=round), seed=0).part for round in (0, 1))
     assert first["shared"] == later["shared"] == "the head"
     assert "in the first round also the extractor" in first["known"]
     assert "only the first weights" in later["known"]
@@ -95,7 +95,7 @@ def test_extractor_release_has_no_labels() -> None:
     again = replay(PER)
     (victim,) = held(again, 1)
     assert victim.part == "extractor"
-    got = run_inversion(again, GradientInversion(victims=1, attacks=("idlg", "dlg")), seed=0)
+    got = run_inversion(again, GradientInversion(victims=1, attacks=("idlg", "dlg"), steps=2), seed=0)
     assert [each["name"] for each in got.part["attacks"]] == ["dlg"]
     assert [name for name, _ in got.skipped] == ["inversion: iDLG"]
 
@@ -130,10 +130,12 @@ def test_rejects_inapplicable_runs_in_one_line() -> None:
 def test_mentions_extra_loss_of_method() -> None:
     again = replay({"name": "fedmd-cg", "rounds": 2})
     first, later = (
-        run_inversion(again, GradientInversion(victims=1, round=round, attacks=("idlg",)), 0).part["known"]
+        run_inversion(again, GradientInversion(victims=1, round=round, attacks=("idlg",), steps=1), 0).part[
+            "known"
+        ]
         for round in (0, 1)
     )
     assert "also descend" not in first
     assert "leaves out that nodes also descend distances from what the global generator gives" in later
-    plain = run_inversion(replay(LG), GradientInversion(victims=1, round=1, attacks=("idlg",)), 0)
+    plain = run_inversion(replay(LG), GradientInversion(victims=1, round=1, attacks=("idlg",), steps=1), 0)
     assert "also descend" not in plain.part["known"]

@@ -639,15 +639,15 @@ def test_a_whole_run(here: Path, command: Main) -> None:
     assert command("report", "there")[:2] == (0, "Report: there/report.html\n")
 
 
-def test_output_for_scripts_has_no_progress_in_it(here: Path) -> None:
+def test_output_for_scripts_has_no_progress_in_it(here: Path, command: Main) -> None:
     small = (
         "--split.nodes 2 --data.train_limit 100 --nodes.local.epochs 1 --method.steps 2 --method.batch 8 "
         "--method.generator.width 8 --method.critic.width 8 --engine.threads 1"
     )
     words = ["run", "mine.toml", *small.split(), "--json"]
-    output = process(*words, "--out", "there", "--evaluation.centralized", "false", folder=here)
-    assert json.loads(output.stdout)["iterations"] == 2
-    assert "distillation 2 of 2" in output.stderr
-    assert "centralized" not in output.stderr
-    quiet = process(*words, "--out", "quiet", "--quiet", folder=here)
-    assert (json.loads(quiet.stdout)["iterations"], quiet.stderr) == (2, "")
+    code, out, err = command(*words, "--out", "there", "--evaluation.centralized", "false")
+    assert (code, json.loads(out)["iterations"]) == (0, 2)
+    assert "distillation 2 of 2" in err
+    assert "centralized" not in err
+    code, out, err = command(*words, "--out", "quiet", "--quiet")
+    assert (code, json.loads(out)["iterations"], err) == (0, 2, "")
