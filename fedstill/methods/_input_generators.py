@@ -158,7 +158,8 @@ class InputGenerator(CheckedOptions):
         """
         size = self.noise + (server.task.classes if self.takes_labels else 0)
         if server.feature_normalization:
-            return NoisyFeatureGenerator(size, *server.shape, self.width, server.feature_normalization)
+            (features,) = server.shape
+            return NoisyFeatureGenerator(size, features, self.width, server.feature_normalization)
         if server.task.form == "rows":
             if not server.schema:
                 expected = (
