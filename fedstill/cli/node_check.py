@@ -32,7 +32,7 @@ from fedstill.data.public import PublicData, load_public
 from fedstill.data.stratified_sampling import limit_groups
 from fedstill.data.user_data import UserFiles
 from fedstill.models import carries_gradient
-from fedstill.models.backbones import HF
+from fedstill.models.hugging_face import PREFIX
 from fedstill.models.predictors import Predictor
 from fedstill.node import folder_check, folder_log, model_setup
 from fedstill.node.admission import RunFacts, hours, owner_refusals
@@ -419,7 +419,7 @@ def features_objection(file: NodeFile, config: RunSpec) -> str | None:
             f"{who} has {options.backbone}" for who, options in (("it", own), ("the run", planned)) if options
         ]
         return f"{names[0]}, and the other no features.backbone" if names else None
-    is_file = own.backbone.startswith(HF) or own.backbone.endswith(".onnx")
+    is_file = own.backbone.startswith(PREFIX) or own.backbone.endswith(".onnx")
     for name in ("layer", "size", "mean", "std", "normalize", *(() if is_file else ("backbone",))):
         if getattr(own, name) != getattr(planned, name):
             return f"its features.{name} is {getattr(own, name)!r}, and the run's {getattr(planned, name)!r}"

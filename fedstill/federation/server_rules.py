@@ -19,9 +19,9 @@ from fedstill.core.registry import is_object_path
 from fedstill.data.config import DATA
 from fedstill.data.user_data import default_folders
 from fedstill.models.backbones import Features
+from fedstill.models.hugging_face import PREFIX
 
 FILE = "server.toml"  # in the server's folder
-HF = "hf:"  # prefix of a Hugging Face model or of a folder
 BACKBONE = "features.backbone"
 HUB = ("student.model", "data.vocabulary", BACKBONE)  # options with such values
 FILES = ("data.", "public.", "student.", "features.")  # tables in which a text may name a file here
@@ -130,7 +130,7 @@ def path_outside_data_folders(name: str, text: str) -> Path | None:
     >>> path_outside_data_folders("student.model", "hf:/a/b").as_posix()
     '/a/b'
     """
-    value = text.removeprefix(HF) if _is_hub(name, text) else text
+    value = text.removeprefix(PREFIX) if _is_hub(name, text) else text
     path = Path(value)
     outside = path.is_absolute() or str(path).startswith("~") or ".." in path.parts
     if not outside:
@@ -147,7 +147,7 @@ def path_outside_data_folders(name: str, text: str) -> Path | None:
 
 def _is_hub(name: str, text: str) -> bool:
     """Return whether a text names a folder or a model of the Hugging Face hub with ``hf:``."""
-    return name in HUB and text.startswith(HF)
+    return name in HUB and text.startswith(PREFIX)
 
 
 def _is_code(name: str, text: str) -> bool:

@@ -33,7 +33,7 @@ from fedstill.core.registry import USER_CODE_ERRORS, Registry, first_line, is_ob
 from fedstill.core.seeds import seeded
 from fedstill.core.text_format import format_shape
 from fedstill.models.custom_model import read_weights
-from fedstill.models.hugging_face import LOAD_ERRORS, PADDING, import_transformers, swap_padding
+from fedstill.models.hugging_face import LOAD_ERRORS, PADDING, PREFIX, import_transformers, swap_padding
 from fedstill.models.image_classifiers import RandomConv, Scattering, UnitNorm
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -43,7 +43,6 @@ HEAD_NAMES = ("fc", "classifier", "heads", "head")  # of torchvision's networks
 EXPECTED = (
     "timm:NAME, torchvision:NAME, hf:FOLDER, a .onnx file, random-conv, scattering, or package.module:factory"
 )
-HF = "hf:"  # prefix of a folder
 MIN_FEATURE_STD = 1e-6  # of a feature that does not vary
 BACKBONE_KINDS = ("timm", "torchvision", "hf", "random-conv", "scattering")  # that import no custom code
 BACKBONES: Registry[Any] = Registry("backbone", {}, call_signature="shape")
@@ -120,8 +119,8 @@ class Features(CheckedOptions):
             return str(folder.absolute() / Path(path).expanduser()) if path else ""
 
         backbone = self.backbone
-        if backbone.startswith(HF):
-            backbone = HF + absolute(backbone.removeprefix(HF))
+        if backbone.startswith(PREFIX):
+            backbone = PREFIX + absolute(backbone.removeprefix(PREFIX))
         elif backbone.endswith(".onnx"):
             backbone = absolute(backbone)
         return replace(self, backbone=backbone, weights=absolute(self.weights), cache=absolute(self.cache))

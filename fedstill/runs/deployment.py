@@ -48,7 +48,7 @@ from fedstill.federation import flare_site, server_rules
 from fedstill.federation.admin import STOPPED, Admin, has_ended, read_stop_reason
 from fedstill.federation.flare import NODES, SERVER_FOLDER, write_job
 from fedstill.federation.provision import NODE_CLASSES, SERVER_CLASSES, provision, require_flare, write_json
-from fedstill.models.backbones import HF
+from fedstill.models.hugging_face import PREFIX
 from fedstill.models.interface import ClassMappedModel
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import FILE
@@ -300,7 +300,7 @@ def server_config_toml(spec: RunSpec) -> str:
             table[part][key] = str(Path(given).resolve())
     here = to_table(spec.features.in_folder(Path.cwd()))
     for key, path in here.items():
-        if key in ("backbone", "weights", "cache") and path and Path(path.removeprefix(HF)).exists():
+        if key in ("backbone", "weights", "cache") and path and Path(path.removeprefix(PREFIX)).exists():
             table["features"][key] = path
     return tomli_w.dumps(table)
 

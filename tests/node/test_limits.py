@@ -1,4 +1,4 @@
-"""What a server may cost a node at most: memory, time, messages, runs and disk, each held to its limit.
+"""Limits of what a server may cost a node: memory, time, messages, runs and disk.
 
 Memory is that of a process of its own, whose highest resident size the system tells.
 """
@@ -61,7 +61,7 @@ def serve(folder: Path, ceiling: bool) -> None:
 
 
 def peak() -> int:
-    """Of this program: getrusage also counts the one that started it."""
+    """Peak of this program; getrusage also counts the one that started it."""
     status = Path("/proc/self/status").read_text()
     return int(re.findall("VmHWM:[^0-9]*([0-9]+)", status)[0]) * 1024
 

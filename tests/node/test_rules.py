@@ -72,7 +72,7 @@ def at_a_node(rule: str) -> dict[str, tuple[int, str]]:
 
 
 def reason_of(error: FedstillError) -> str:
-    """Of a refusal, the rule; of public data or a file that a node does not read, the fault."""
+    """Return the rule of a refusal, or the fault of public data or a file that a node does not read."""
     return error.rule if isinstance(error, QueryRefused) else str(error)
 
 
