@@ -26,6 +26,7 @@ from fedstill.federation import flare_site, provision
 from fedstill.federation.provision import require_flare
 
 PATIENCE = 10.0  # seconds to reach the server
+COMMAND_TIMEOUT = 60.0  # seconds in which a busy server must reply; FLARE's own default is 5
 
 
 class Admin:
@@ -59,6 +60,7 @@ class Admin:
             except NoConnection as error:
                 hint = "is the kit from this federation, and still valid?"
                 raise DeployError(f"the server at {self.server} refuses {kit}: {hint}") from error
+            self._session.set_timeout(COMMAND_TIMEOUT)
 
     def __enter__(self) -> Admin:
         return self
