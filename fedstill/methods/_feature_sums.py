@@ -110,7 +110,7 @@ class FeatureSums:
         lengths = [self.classes, self.classes * features, self._product_count(features)]
         if vector.shape != (sum(lengths),):
             raise ArgumentError("feature sums", tuple(vector.shape), f"({sum(lengths)},)")
-        counts, sums, products = (vector.double() / self._scale(len(vector))).split(lengths)
+        counts, sums, products = torch.split(vector.double() / self._scale(len(vector)), lengths)
         R = 1.0 if math.isinf(self.clip) else self.clip * math.sqrt(features)
         return counts, R * sums.view(self.classes, features), R**2 * self._unpack(products, features)
 

@@ -155,7 +155,8 @@ def invert_covariance(Sigma: torch.Tensor, shrinkage: float) -> torch.Tensor:
     # Sums in float32 leave rounding errors of this size in directions without variance.
     smallest = len(values) * torch.finfo(torch.float32).eps * values.max()
     inverse = torch.where(values > smallest, 1 / values, 0)
-    return (vectors * inverse) @ vectors.T
+    inverted: torch.Tensor = (vectors * inverse) @ vectors.T
+    return inverted
 
 
 def linear_layer(student: nn.Module, features: int) -> nn.Linear:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -105,6 +106,13 @@ def test_singular_covariance_has_a_pseudo_inverse() -> None:
 def test_passes_the_checks_for_custom_methods(options: dict[str, Any]) -> None:
     method = FedCGS(**options)
     fedstill.check_method(method, partial(setting, method))
+
+
+def test_planned_queries_are_those_of_a_run() -> None:
+    """So that nodes can respond with files."""
+    method = FedCGS()
+    result = Simulation(setting(method)).run()
+    assert result["queries_by_name"] == Counter(call.query for call in method.planned_queries(None, 0))
 
 
 # --- what leaves, and what it costs --------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,14 @@ def test_features_of_bounded_length_have_a_bounded_mixture() -> None:
 def test_passes_the_checks_for_custom_methods(options: dict[str, Any]) -> None:
     method = FedPFT(**options, student=SHORT)
     fedstill.check_method(method, partial(setting, method))
+
+
+@pytest.mark.parametrize("components", [1, 2])
+def test_planned_queries_are_those_of_a_run(components: int) -> None:
+    """So that nodes can respond with files."""
+    method = FedPFT(components=components, student=SHORT)
+    result = Simulation(setting(method)).run()
+    assert result["queries_by_name"] == Counter(call.query for call in method.planned_queries(None, 0))
 
 
 # --- what leaves, and what it costs --------------------------------------------------------------------
