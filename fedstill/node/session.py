@@ -238,7 +238,7 @@ class Session:
         gate = self.node.gate
         max_queries = gate.policy.max_queries
         return NodeStatus(
-            refused_queries=self.rules_by_refused_query(),
+            refused_queries={q: to_printable_line(rule) for q, rule in self.rules_by_refused_query().items()},
             max_queries=max(max_queries - self._count_queries_in_other_runs(), 0) if max_queries else None,
             is_trained=self.training.is_done,
             checkpoints=tuple(self.run_folder.checkpoints()),
