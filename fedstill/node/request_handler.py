@@ -1,8 +1,8 @@
 """Request handler of a group of nodes: queries come in, responses are released through the gates.
 
 A query goes through :meth:`~RequestHandler.admit_query`, :meth:`~RequestHandler.compute_responses` and
-:meth:`~RequestHandler.release_responses`; :meth:`RequestHandler.respond` calls the three. Gradients of a
-query's inputs are computed in :mod:`fedstill.node.input_gradients`.
+:meth:`~RequestHandler.release_responses`. Gradients of its inputs are computed in
+:mod:`fedstill.node.input_gradients`.
 """
 
 from __future__ import annotations
@@ -74,19 +74,6 @@ class RequestHandler:
         return bool(self.group.nodes[0].dp_sgd_parameters)
 
     # --- responses ----------------------------------------------------------------------------------------
-
-    def respond(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Sequence[Tensors]:
-        """Return each node's response, in the group's order.
-
-        Args:
-            name: name of the query.
-            number: the server's number of the query; it rises from query to query.
-            tensors: tensors that came with the query.
-            differentiable: keep the graph for :meth:`backward`.
-        """
-        self.admit_query(ReceivedTensors.of_query(self.side.queries[name], tensors), number, differentiable)
-        self.compute_responses(number)
-        return self.release_responses(number)
 
     def admit_query(self, received: ReceivedTensors, number: int, differentiable: bool) -> None:
         """Admit a query at all nodes, and charge private training for it.
@@ -165,24 +152,6 @@ class RequestHandler:
         return [response.tensors for response in exchange.responses]
 
     # --- input gradients ----------------------------------------------------------------------------------
-
-    def backward(self, number: int, output_gradients: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
-        """Compute and release input gradients from gradients of the outputs.
-
-        Args:
-            number: number of the query.
-            output_gradients: gradients of the loss with respect to the response, by node and name.
-
-        Returns:
-            Input gradients by node and by ``d/dNAME`` of the query's inputs, ``(B, ...)``. Nodes without
-                output gradients release nothing.
-        """
-        query = self.query_name(number)
-        received = {
-            node: ReceivedTensors.of_gradients(query, tensors) for node, tensors in output_gradients.items()
-        }
-        self.compute_gradients(number, received)
-        return self.release_gradients(number, received)
 
     def compute_gradients(self, number: int, output_gradients: OutputGradients) -> None:
         """Compute the input gradients, unless they exist already.
