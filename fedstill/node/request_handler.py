@@ -16,7 +16,7 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.errors import QueryMismatch
 from fedstill.node import input_gradients
-from fedstill.node.admission import json_size, refuse
+from fedstill.node.admission import SIMULATION_RULES, TensorFacts, json_size, refuse, require
 from fedstill.node.architectures import stacking_key
 from fedstill.node.audit_entries import ReceivedQuery
 from fedstill.node.captured_functions import CapturedFunctions
@@ -243,11 +243,11 @@ class RequestHandler:
 
 
 def _require_declared_forms(node: Node, query: Query, received: ReceivedTensors) -> None:
-    """Refuse tensors of another dtype or shape than their payload kinds', and invalid JSON values."""
+    """Refuse too many rows, tensors of other forms than their payload kinds', and invalid JSON values."""
     refuse(node.name, query.name, json_size(node.gate.policy, query, received.decompressed))
     inputs = node.data.inputs
-    fault = received.form_fault(inputs.shape[1:], node.gate.output_shape, inputs.dtype)
-    refuse(node.name, query.name, None if fault is None else f"tensors: {fault}")
+    facts = TensorFacts(node.gate.policy, received, 0, node.gate.output_shape, inputs.shape[1:], inputs.dtype)
+    require(node.name, query.name, SIMULATION_RULES, facts)
     if query.details.json_values:
         received.decode()  # DataError
 

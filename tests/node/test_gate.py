@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import DataError, QueryRefused
+from fedstill.node.admission import SIMULATION_RULES, TENSOR_RULES, TensorFacts, first_reason
 from fedstill.node.audit_entries import ALL_RUNS, Entry, ReceivedQuery
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
@@ -26,7 +27,7 @@ from fedstill.privacy.events import CostBreakdown, Event, PrivacyCost
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.node_side import NodeSide
-from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS, LABEL_MAPS, PARAMETERS
+from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS, GRADIENTS, INPUTS, LABEL_MAPS, PARAMETERS
 from fedstill.protocol.queries import Query, QueryDetails
 from fedstill.protocol.run_plan import RunDescription
 from fedstill.tasks.classification import Classification
@@ -118,6 +119,13 @@ def test_only_listed_queries_are_allowed(queries: tuple[str, ...], rule: str | N
             "predict_logits",
             rule,
         )
+
+
+def test_query_with_more_declared_rows_is_refused_in_general() -> None:
+    query = replace(QUERY, rows=8)
+    assert gate(max_rows=8).refusal_reason(query) is None
+    assert gate(max_rows=0).refusal_reason(query) is None
+    assert gate(max_rows=7).refusal_reason(query) == "max_rows: 7, and it has 8"
 
 
 def test_outputs_only_refuses_parameters_only() -> None:
@@ -454,6 +462,20 @@ def test_label_maps_have_input_limits(maps: torch.Tensor, message: str) -> None:
     )
     with pytest.raises(QueryRefused, match=message):
         gate(max_rows=4).check_tensors(ReceivedTensors("q", {"maps": maps}, sends), (1, 8, 8))
+
+
+@pytest.mark.parametrize("rules", [TENSOR_RULES, SIMULATION_RULES], ids=["deployed", "simulation"])
+def test_networks_of_the_server_have_parameter_limit(rules: Any) -> None:
+    sent = {"generator": torch.zeros(60), "other": torch.zeros(41), "state": torch.zeros(9)}
+    sends = {"generator": GENERATOR_PARAMETERS, "other": GENERATOR_PARAMETERS, "state": PARAMETERS}
+    received = ReceivedTensors("train", sent, sends)
+
+    def reason(limit: int) -> str | None:
+        policy = PolicyConfig(max_parameters=limit)
+        return first_reason(rules, TensorFacts(policy, received, 0, None, (1, 8, 8), torch.float32))
+
+    assert (reason(101), reason(0)) == (None, None)
+    assert reason(100) == "max_parameters: 100, and the sent networks have 101"
 
 
 @pytest.mark.parametrize(
