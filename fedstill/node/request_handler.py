@@ -101,7 +101,7 @@ class RequestHandler:
             node.gate.ledger.require_unused(query.name, number)
         sent = received.decompressed
         responses = [
-            node.gate.admit(_make_received_query(node, query, number, received), query, sent)
+            node.gate.admit(query, _make_received_query(node, query, number, received), sent)
             for node in nodes
         ]
         for node, response in zip(nodes, responses, strict=True):  # after all checks
