@@ -42,8 +42,10 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
+from fedstill.node.plain_releases import PlainReleases
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import protect
+from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.node.request_handler import RequestHandler
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import DPTrainingConfig, GradientsConfig, PrivacyConfig
@@ -409,6 +411,7 @@ class AuditedNode:
     precision: Precision = "float32"
     node: Node = field(init=False)
     handler: RequestHandler = field(init=False)
+    releases: PlainReleases = field(default_factory=PlainReleases, init=False)
     query_number: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -435,12 +438,14 @@ class AuditedNode:
     def query(self, query: str, **tensors: torch.Tensor) -> Tensors:
         """Send a query with a new number, and return the released tensors."""
         self.query_number += 1
-        (released,) = self.handler.respond(query, self.query_number, tensors, bool(tensors))
-        return released
+        received = ReceivedTensors.of_query(self.handler.side.queries[query], tensors)
+        return self.releases.respond(self.handler, self.query_number, received, bool(tensors), None)
 
     def pull_back(self, output_gradient: torch.Tensor) -> Tensors:
         """Send a gradient of the last response's logits, and return the released input gradient."""
-        return self.handler.backward(self.query_number, {NODE_NAME: {"logits": output_gradient}})[NODE_NAME]
+        query = self.handler.query_name(self.query_number)
+        received = ReceivedTensors.of_gradients(query, {"logits": output_gradient})
+        return self.releases.backward(self.handler, self.query_number, received, None)
 
     def spent(self) -> PrivacyCost:
         """Total cost by the node's audit log."""

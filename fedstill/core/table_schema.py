@@ -15,7 +15,7 @@ from typing import Literal
 
 from fedstill.core.errors import ArgumentError
 from fedstill.core.name_normalization import normalize_name, strip_decimal_zeros
-from fedstill.core.text_format import brief_repr
+from fedstill.core.text_format import brief_repr, format_number
 
 MAX_FEATURES = 100_000  # features
 EMPTY_CELLS = ("", "na", "n/a", "<na>", "nan", "null", "none", "?")  # missing cells, in any case
@@ -119,7 +119,7 @@ class SchemaColumn:
         if self.type == "category":
             some = ", ".join(self.categories)
         else:
-            some = f"{self.range[0]:g} to {self.range[1]:g}"
+            some = f"{format_number(self.range[0])} to {format_number(self.range[1])}"
         return f"{some}, or nothing" if self.missing else some
 
 

@@ -85,6 +85,16 @@ def shorten_numbers(text: str) -> str:
     return re.sub(r"\d+\.\d+(e-?\d+)?", lambda match: f"{float(match[0]):.4g}", text)
 
 
+def format_number(value: float) -> str:
+    """Format a number with all of its digits, as short as possible.
+
+    >>> format_number(100.0), format_number(0.1), format_number(1234567.25)
+    ('100', '0.1', '1234567.25')
+    """
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
 def format_percent(value: float) -> str:
     """Format a percentage with one decimal.
 
@@ -148,8 +158,8 @@ def more_suffix(count: int) -> str:
     return f" ({count - 1} more such)" if count > 1 else ""
 
 
-def to_printable_line(value: object, max_length: int = 300) -> str:
-    """Return a value as one printable line of limited length.
+def to_printable_line(value: object, max_length: int | None = 300) -> str:
+    """Return a value as one printable line of limited length; None: of any length.
 
     >>> to_printable_line("two\\nlines, \\x1b[31mred")
     'two lines, [31mred'
@@ -157,6 +167,7 @@ def to_printable_line(value: object, max_length: int = 300) -> str:
     '01234...'
     """
     text = str(value)
+    max_length = len(text) if max_length is None else max_length
     start = text[: 4 * max_length]
     line = " ".join("".join(char if char.isprintable() else " " for char in start).split())
     return line if len(line) <= max_length and len(start) == len(text) else line[: max_length - 3] + "..."

@@ -139,6 +139,7 @@ class MessageSender:
 
 MAX_TEXT = 300  # characters that are kept of a text
 MAX_DEPTH = 20  # lists and tables within each other
+UNREASONED = "its reply: it refuses without a rule"
 
 T = TypeVar("T")
 
@@ -185,7 +186,7 @@ class Failure:
     Args:
         kind: name of the error's class.
         text: its message.
-        rule: policy rule by which a query was refused.
+        rule: policy rule by which a query was refused; a refusal without one is a malformed reply.
         number: number of a query that was reused with other content.
     """
 
@@ -197,7 +198,7 @@ class Failure:
     def error(self, node: str, query: str) -> FedstillError:
         """Return the exception to raise at the server."""
         if self.kind == "QueryRefused":
-            return QueryRefused(node, query, self.rule)
+            return QueryRefused(node, query, self.rule) if self.rule else DataError(UNREASONED)
         if self.kind == "QueryMismatch":
             return QueryMismatch(node, query, self.number)
         return NodeFault(node, query, self.text)

@@ -9,9 +9,9 @@ Each stage is a list of rules; the first reason refuses. In the order of a messa
 2. :func:`hours` and the approval again, at each message.
 3. :data:`NODE_RULES`: a declared query, whatever comes with it. The server learns the result when it joins,
    and the rules hold for each query.
-4. :data:`TENSOR_RULES` and :data:`SIZE_RULES`: the tensors that came with a query. Nodes of a simulation pass
-   no session; there the request handler checks dtypes and shapes, and :func:`json_size`. The result of a
-   check is kept with the tensors (:mod:`fedstill.node.received_tensors`), so none is made twice.
+4. :data:`TENSOR_RULES` and :data:`SIZE_RULES`: the tensors that came with a query. Nodes of a simulation have
+   no session; there the request handler applies :data:`SIMULATION_RULES` and :func:`json_size`. Faults of
+   form are kept with the tensors (:mod:`fedstill.node.received_tensors`), so that no check is made twice.
 5. :data:`GATE_RULES` in the gate, then :data:`CHARGE_RULES` in the ledger: the policy's rules for queries,
    limits and budgets, before anything is computed.
 6. :data:`RESPONSE_RULES`: what a query's function returned, and again :data:`CHARGE_RULES`, in the
@@ -49,6 +49,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.privacy.events import PrivacyCost
 from fedstill.protocol.payload_kinds import (
+    GENERATOR_PARAMETERS,
     INDICES,
     INPUTS,
     LABEL_COUNTS,
@@ -307,7 +308,7 @@ def guarantee(facts: QueryFacts) -> str | None:
 
 POLICY_RULES = (allowed_queries, sums_only, released_kinds)
 OWNER_RULES = (private_data, *POLICY_RULES, summable, declared_rows, gradients_pass)  # known without data
-GATE_RULES = (*POLICY_RULES, guarantee)
+GATE_RULES = (*POLICY_RULES, declared_rows, guarantee)
 NODE_RULES = (earlier_queries, *OWNER_RULES, sum_conflict, guarantee)
 
 
@@ -390,6 +391,13 @@ def row_limits(facts: TensorFacts) -> str | None:
     return None
 
 
+def brought_networks(facts: TensorFacts) -> str | None:
+    """Refuse networks that the server sends, if they have more parameters than the policy allows."""
+    limit, tensors = facts.policy.max_parameters or math.inf, facts.tensors
+    size = sum(tensors[of].numel() for of in tensors if wire_kind(of, facts.sends) == GENERATOR_PARAMETERS)
+    return None if size <= limit else f"max_parameters: {limit}, and the sent networks have {size}"
+
+
 def decompressed_size(facts: TensorFacts) -> str | None:
     """Refuse compressed tensors that grow beyond the limit of a message, at four bytes per number."""
     tensors, max_message = facts.tensors, facts.policy.max_message
@@ -413,7 +421,10 @@ def finite_numbers(facts: TensorFacts) -> str | None:
     return None
 
 
-TENSOR_RULES = (declared_tensors, row_limits, decompressed_size, sent_forms, finite_numbers)
+TENSOR_RULES = (
+    declared_tensors, row_limits, brought_networks, decompressed_size, sent_forms, finite_numbers
+)  # fmt: skip
+SIMULATION_RULES = (row_limits, brought_networks, sent_forms)  # its server is this process
 
 
 def json_size(policy: PolicyConfig, query: Query, tensors: Tensors) -> str | None:

@@ -24,7 +24,7 @@ from fedstill.core.config_tables import flatten, read_table, to_table
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.hashing import group_digits, parse_fingerprint
 from fedstill.core.run_writer import read_object
-from fedstill.core.table_schema import TableSchema
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.core.text_format import format_bytes, format_count, to_printable_line
 from fedstill.data.data_spec import DataSpec
 from fedstill.node.admission import owner_refusals, refuse
@@ -41,7 +41,7 @@ FOLDER = "requests"
 USED = "used"  # an approval for one run, by that run; the other states are those of the audit log
 MAX_WAITING_PER_SERVER = 20  # a server could fill the owner's list
 MAX_WAITING = 500  # of all servers: one with changing keys could fill the disk
-MAX_DESCRIPTION_BYTES = 1_000_000  # bytes of a description
+MAX_DESCRIPTION_BYTES = 1_000_000  # of a description, which the owner is shown in full
 MAX_RUNS = 1000  # runs of one approval that are remembered: a server could fill the disk with refused joins
 # Digits of a SHA-256 that name a request, and that approve it: a server can make a description that agrees
 # with another in few of them.
@@ -157,11 +157,12 @@ class ApprovalRequests:
             for request in self.list_all()
             if request.state == WAITS and (request.sha256, request.server) != (sha256, server)
         ]
-        is_full = waiting.count(server) >= MAX_WAITING_PER_SERVER or len(waiting) >= MAX_WAITING
-        if is_full or len(description.text) > MAX_DESCRIPTION_BYTES:
+        if waiting.count(server) >= MAX_WAITING_PER_SERVER or len(waiting) >= MAX_WAITING:
             limit = f"{MAX_WAITING_PER_SERVER} requests of this server or {MAX_WAITING} of all"
-            rule = f"approve: {limit} are waiting already, or this one is too large"
-            refuse(self._file.name, "join", rule)
+            refuse(self._file.name, "join", f"approve: {limit} are waiting already")
+        if (size := len(description.text)) > MAX_DESCRIPTION_BYTES:
+            limit = f"a description has up to {MAX_DESCRIPTION_BYTES} bytes, and this one {size}"
+            refuse(self._file.name, "join", f"approve: {limit}")
         time = datetime.now(timezone.utc).isoformat(timespec="seconds")
         new = ApprovalRequest(description.text, run, server, time)
         if previous is not None:  # other runs may depend on the earlier approval
@@ -317,9 +318,9 @@ def find_request(
 
 
 def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
-    """Return the facts of a request as texts by topic."""
+    """Return the facts of a request as texts by topic. No text is cut: the owner approves all of it."""
     description, run = request.run_description, request.run_description.table
-    method, spec, public = dict(run["method"]), run["spec"], run["public"]
+    spec, public = dict(run["spec"]), run["public"]
     planned_queries = []
     for name, planned in description.queries.items():
         times = format_count(planned["times"], "time") if planned["times"] else "any number of times"
@@ -338,39 +339,53 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
         if min_nodes
         else "does not state the number of nodes"
     )
-    shape = " x ".join(map(str, spec["shape"]))
-    schema = read_table(TableSchema, spec["schema"])
-    classes = to_printable_line(", ".join(map(to_printable_line, spec["classes"])), 2000)
-    columns = [
-        f"{to_printable_line(column.name)}: {to_printable_line(column.allowed_values)}"
-        for column in schema.columns
-    ]
-    target_text = f"; target {to_printable_line(schema.target)}" if schema else ""
-    public_text = f"{to_printable_line(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
-    return {
+    schema, classes = read_table(TableSchema, spec.pop("schema")), spec.pop("classes")
+    inputs = f"{len(classes)} classes, {' x '.join(map(str, spec.pop('shape')))}"
+    target = f"; target {schema.target}" if schema else ""
+    event = f"; event {schema.event}, {schema.intervals} intervals" if schema.event else ""
+    task = _describe_options(spec.pop("task"))
+    public_text = f"{public['name']}, {public['inputs']} inputs, {public['fingerprint']}"
+    facts = {
         "state": request.state,
         "run": f"{request.run}, requested {request.requested_at}",
         "server": request.server_name,
-        "method": to_printable_line(
-            ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in flatten(method).items())]), 2000
-        ),
+        "method": _describe_options(run["method"]),
         "asks": planned_queries,
         "at most": f"{queries}, {bytes_text}",
-        "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}{target_text}",
-        **({"columns": columns} if schema else {"classes": classes}),
-        **({"features": _describe_features(run["features"])} if "features" in run else {}),
+        "inputs": f"{task}; {inputs}{target}{event}",
+        "input format": _describe_options(spec),
+        **(
+            {"columns": list(map(_describe_column, schema.columns))}
+            if schema
+            else {"classes": ", ".join(classes)}
+        ),
+        **({"features": _describe_options(run["features"])} if "features" in run else {}),
         "public": public_text if public["fingerprint"] else "none",
+        "wire": _describe_options(run["wire"]),
         "seen by it": "sums of all nodes' responses (secure aggregation, experimental)"
         if run["secure_aggregation"]
         else "each node's responses",
         "server says": f"student {student}; {quorum}",
     }
+    return {
+        topic: to_printable_line(text, None)
+        if isinstance(text, str)
+        else [to_printable_line(each, None) for each in text]
+        for topic, text in facts.items()
+    }
 
 
-def _describe_features(features: Mapping[str, Any]) -> str:
-    """Return the features of a run in one line."""
-    normalization = f"normalize = {features['normalize']}"
-    return f"{features['width']} of {features['backbone']}, {normalization}, digest {features['digest']}"
+def _describe_options(table: Mapping[str, Any]) -> str:
+    """Return the ``name`` in a table, if there is one, and all options with their values as JSON."""
+    options = flatten(table)
+    name = [str(options.pop("name"))] if "name" in options else []
+    return ", ".join([*name, *(f"{option} = {json.dumps(value)}" for option, value in options.items())])
+
+
+def _describe_column(column: SchemaColumn) -> str:
+    """Return name, valid cells and scale of a column in one line."""
+    scale = f", scaled by {column.scale[0]!r} to {column.scale[1]!r}" if column.scale else ""
+    return f"{column.name}: {column.allowed_values}{scale}"
 
 
 def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str, str]:

@@ -116,12 +116,12 @@ class Gate:
         facts = TensorFacts(self.policy, received, rows, self.output_shape, input_shape, input_dtype)
         require(self.node, received.query, TENSOR_RULES, facts)
 
-    def admit(self, received: ReceivedQuery, query: Query, sent: Tensors) -> Release:
+    def admit(self, query: Query, received: ReceivedQuery, sent: Tensors) -> Release:
         """Admit a query, or refuse it before anything is computed or charged.
 
         Args:
-            received: the query as received.
             query: its declaration.
+            received: the query as received.
             sent: the tensors that came with it, decompressed.
 
         Raises:

@@ -261,27 +261,31 @@ def _count_elements(*args: Any, **given: Any) -> float:
         return float("inf")
 
 
-def wrap_with_parameter_limit(side: NodeSide, limit: int, node: str) -> NodeSide:
-    """Return a method's node side that cannot create networks of more than ``limit`` parameters; 0: no
-    limit.
+def limit_parameters(limit: int, node: str, query: str) -> AbstractContextManager[object]:
+    """Refuse, in the returned context, networks of more than ``limit`` parameters; 0: no limit.
 
-    The returned side refuses with :class:`QueryRefused` where networks are created: in its preparation, and
-    in each query that brings one.
+    Args:
+        limit: the policy's ``max_parameters``.
+        node: name of the node.
+        query: name of the query, or ``"join"``.
     """
+    return _ParameterLimit(limit, node, query) if limit else nullcontext()
 
-    def limiting(query: str) -> AbstractContextManager[object]:
-        return _ParameterLimit(limit, node, query) if limit else nullcontext()
 
-    def prepare(node: Any) -> None:
-        with limiting("join"):
-            side.prepare(node)
+def limit_parameters_of_queries(side: NodeSide, limit: int, node: str) -> NodeSide:
+    """Return a method's node side whose queries cannot create networks of more than ``limit`` parameters.
+
+    The returned side refuses with :class:`QueryRefused` in each query that brings a network. Every function
+    of torch takes longer then. A simulation, whose server is this process, compares sizes only
+    (:func:`fedstill.node.admission.brought_networks`).
+    """
 
     def guard(query: Query) -> NodeFunction:
         def function(*args: Any, **inputs: Any) -> Mapping[str, torch.Tensor]:
-            with limiting(query.name):
+            with limit_parameters(limit, node, query.name):
                 return query.function(*args, **inputs)
 
         return function if GENERATOR_PARAMETERS in query.sends.values() else query.function
 
     queries = {name: replace(declared, function=guard(declared)) for name, declared in side.queries.items()}
-    return replace(side, queries=queries, prepare=prepare)
+    return replace(side, queries=queries)

@@ -25,7 +25,15 @@ class PlainReleases:
         differentiable: bool,
         request: SumRequest | None,
     ) -> Tensors:
-        """Return the response to a query; see :meth:`RequestHandler.respond`."""
+        """Return the response to a query, through the gate.
+
+        Args:
+            handler: the node's handler.
+            number: the server's number of the query; it rises from query to query.
+            received: tensors that came with the query.
+            differentiable: keep the graph for :meth:`backward`.
+            request: None, as no sum is formed.
+        """
         handler.admit_query(received, number, differentiable)
         handler.compute_responses(number)
         (release,) = handler.release_responses(number)
@@ -34,7 +42,7 @@ class PlainReleases:
     def backward(
         self, handler: RequestHandler, number: int, received: ReceivedTensors, request: SumRequest | None
     ) -> Tensors:
-        """Return input gradients; see :meth:`RequestHandler.backward`."""
+        """Return the input gradients, by ``d/dNAME`` of the query's inputs, for gradients of the outputs."""
         (node,) = handler.group.nodes
         handler.compute_gradients(number, {node.name: received})
         return handler.release_gradients(number, [node.name])[node.name]

@@ -73,7 +73,9 @@ class PolicyConfig(CheckedOptions):
     0 is no limit."""
     max_memory: Limit | None = None
     """Refuse operations that take more bytes of memory than this, in addition to the program itself. None:
-    three quarters of this machine's memory, and of its GPU's if it computes on one. 0 is no limit."""
+    three quarters of this machine's memory, and of its GPU's if it computes on one. 0 is no limit. This
+    option and those below are for nodes with their own folder: a simulation has no other server, and no
+    owner to ask."""
     max_seconds: Limit = 3600
     """Refuse a query whose response takes longer than this to compute; 0 is no limit."""
     max_message: Limit = 1_000_000_000
@@ -84,8 +86,7 @@ class PolicyConfig(CheckedOptions):
     approve: Literal["policy", "each run", "listed"] = "policy"
     """Approval that a run needs in addition to these rules. policy: none. each run: yours for each run,
     after you have read its description (`fedstill node requests`). listed: a description that you have
-    approved once may come again. Queries outside an approved description are refused. A simulation has
-    no owner to ask: this option and all that follow are for nodes with their own folder."""
+    approved once may come again. Queries outside an approved description are refused."""
     min_records: Limit = 0
     """Refuse all runs while the node has fewer examples than this; 0 is no limit."""
     min_nodes: Limit = 0

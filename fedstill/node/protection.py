@@ -17,6 +17,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.data.stratified_sampling import largest_group_size, limit_groups
 from fedstill.models import module_check
 from fedstill.models.module_utils import deep_copy, to_vector
+from fedstill.node.limits import limit_parameters
 from fedstill.node.model_setup import architecture_hash
 from fedstill.node.node import Node, frozen_parameter_names
 from fedstill.node.run_budgets import RunBudgets
@@ -165,11 +166,12 @@ def _option_values(value: Any) -> Any:
 
 def run_uncharged_preparation(side: NodeSide, nodes: Sequence[Node]) -> None:
     """Run a method's preparation of nodes, which is not charged: networks with private training may not
-    take a step in it (ArgumentError).
+    take a step in it (ArgumentError), and the policy limits the parameters of further networks.
     """
     for node in nodes:
         node.remaining_private_steps = {} if node.dp_sgd_parameters else None
-        side.prepare(node)
+        with limit_parameters(node.gate.policy.max_parameters, node.name, "join"):
+            side.prepare(node)
         node.remaining_private_steps = None
 
 

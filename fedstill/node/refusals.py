@@ -75,7 +75,7 @@ class Refusals:
             "query": query,
         }
         if isinstance(error, QueryRefused):  # no attributes of other errors, whose values may be private
-            body["rule"] = error.rule
+            body["rule"] = refusal_rule(error)
         if isinstance(error, QueryMismatch):
             body["number"] = error.number
         return body
@@ -153,7 +153,7 @@ def is_internal(error: Exception) -> bool:
 
 
 def refusal_rule(error: Exception) -> str:
-    """Return the reason of a refusal for a log line: the policy's rule, or the public text."""
+    """Return the reason of a refusal as a short line: the policy's rule, or the public text."""
     return to_printable_line(error.rule if isinstance(error, QueryRefused) else public_text(error))
 
 

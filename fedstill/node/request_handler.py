@@ -1,8 +1,8 @@
 """Request handler of a group of nodes: queries come in, responses are released through the gates.
 
 A query goes through :meth:`~RequestHandler.admit_query`, :meth:`~RequestHandler.compute_responses` and
-:meth:`~RequestHandler.release_responses`; :meth:`RequestHandler.respond` calls the three. Gradients of a
-query's inputs are computed in :mod:`fedstill.node.input_gradients`.
+:meth:`~RequestHandler.release_responses`. Gradients of its inputs are computed in
+:mod:`fedstill.node.input_gradients`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.errors import QueryMismatch
 from fedstill.node import input_gradients
-from fedstill.node.admission import json_size, refuse
+from fedstill.node.admission import SIMULATION_RULES, TensorFacts, json_size, refuse, require
 from fedstill.node.architectures import stacking_key
 from fedstill.node.audit_entries import ReceivedQuery
 from fedstill.node.captured_functions import CapturedFunctions
@@ -75,19 +75,6 @@ class RequestHandler:
 
     # --- responses ----------------------------------------------------------------------------------------
 
-    def respond(self, name: str, number: int, tensors: Tensors, differentiable: bool) -> Sequence[Tensors]:
-        """Return each node's response, in the group's order.
-
-        Args:
-            name: name of the query.
-            number: the server's number of the query; it rises from query to query.
-            tensors: tensors that came with the query.
-            differentiable: keep the graph for :meth:`backward`.
-        """
-        self.admit_query(ReceivedTensors.of_query(self.side.queries[name], tensors), number, differentiable)
-        self.compute_responses(number)
-        return self.release_responses(number)
-
     def admit_query(self, received: ReceivedTensors, number: int, differentiable: bool) -> None:
         """Admit a query at all nodes, and charge private training for it.
 
@@ -114,7 +101,7 @@ class RequestHandler:
             node.gate.ledger.require_unused(query.name, number)
         sent = received.decompressed
         responses = [
-            node.gate.admit(_make_received_query(node, query, number, received), query, sent)
+            node.gate.admit(query, _make_received_query(node, query, number, received), sent)
             for node in nodes
         ]
         for node, response in zip(nodes, responses, strict=True):  # after all checks
@@ -165,24 +152,6 @@ class RequestHandler:
         return [response.tensors for response in exchange.responses]
 
     # --- input gradients ----------------------------------------------------------------------------------
-
-    def backward(self, number: int, output_gradients: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
-        """Compute and release input gradients from gradients of the outputs.
-
-        Args:
-            number: number of the query.
-            output_gradients: gradients of the loss with respect to the response, by node and name.
-
-        Returns:
-            Input gradients by node and by ``d/dNAME`` of the query's inputs, ``(B, ...)``. Nodes without
-                output gradients release nothing.
-        """
-        query = self.query_name(number)
-        received = {
-            node: ReceivedTensors.of_gradients(query, tensors) for node, tensors in output_gradients.items()
-        }
-        self.compute_gradients(number, received)
-        return self.release_gradients(number, received)
 
     def compute_gradients(self, number: int, output_gradients: OutputGradients) -> None:
         """Compute the input gradients, unless they exist already.
@@ -274,11 +243,11 @@ class RequestHandler:
 
 
 def _require_declared_forms(node: Node, query: Query, received: ReceivedTensors) -> None:
-    """Refuse tensors of another dtype or shape than their payload kinds', and invalid JSON values."""
+    """Refuse too many rows, tensors of other forms than their payload kinds', and invalid JSON values."""
     refuse(node.name, query.name, json_size(node.gate.policy, query, received.decompressed))
     inputs = node.data.inputs
-    fault = received.form_fault(inputs.shape[1:], node.gate.output_shape, inputs.dtype)
-    refuse(node.name, query.name, None if fault is None else f"tensors: {fault}")
+    facts = TensorFacts(node.gate.policy, received, 0, node.gate.output_shape, inputs.shape[1:], inputs.dtype)
+    require(node.name, query.name, SIMULATION_RULES, facts)
     if query.details.json_values:
         received.decode()  # DataError
 

@@ -235,7 +235,7 @@ class MaskedReleases(SumEncoder):
         differentiable: bool,
         request: SumRequest | None,
     ) -> Tensors:
-        """Return the masked response to a query; see :meth:`RequestHandler.respond`.
+        """Return the masked response to a query, as :class:`~fedstill.node.plain_releases.PlainReleases`.
 
         Raises:
             QueryMismatch: the query came before, for another sum.
@@ -264,7 +264,7 @@ class MaskedReleases(SumEncoder):
     def backward(
         self, handler: RequestHandler, number: int, received: ReceivedTensors, request: SumRequest | None
     ) -> Tensors:
-        """Return masked input gradients; see :meth:`RequestHandler.backward`.
+        """Return masked input gradients, as :class:`~fedstill.node.plain_releases.PlainReleases`.
 
         Raises:
             QueryMismatch: the gradients came before, for another sum.

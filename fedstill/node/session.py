@@ -52,7 +52,7 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.features import compute_own_features, load_run_backbone
 from fedstill.node.gate import Gate
 from fedstill.node.initial_training import InitialTraining
-from fedstill.node.limits import enforce_limits, wrap_with_parameter_limit
+from fedstill.node.limits import enforce_limits, limit_parameters_of_queries
 from fedstill.node.model_setup import architecture_hash, prepare_model, require_trainable_batch_size
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
@@ -166,7 +166,7 @@ class Session:
         for name, query in side.queries.items():
             refuse(file.name, name, query.sum_fault(file.local.optimizer))
             refuse(file.name, name, None if self.approved is None else self.approved.release_fault(query))
-        self.side = wrap_with_parameter_limit(side, file.policy.max_parameters, file.name)
+        self.side = limit_parameters_of_queries(side, file.policy.max_parameters, file.name)
         run_facts = {
             "plan": plan.to_dict(),
             "data": keyed_digest(secret, data_digest),
@@ -238,7 +238,7 @@ class Session:
         gate = self.node.gate
         max_queries = gate.policy.max_queries
         return NodeStatus(
-            refused_queries=self.rules_by_refused_query(),
+            refused_queries={q: to_printable_line(rule) for q, rule in self.rules_by_refused_query().items()},
             max_queries=max(max_queries - self._count_queries_in_other_runs(), 0) if max_queries else None,
             is_trained=self.training.is_done,
             checkpoints=tuple(self.run_folder.checkpoints()),

@@ -36,6 +36,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.needs import Needs, unmet_need
+from fedstill.protocol.run_plan import check_public_rows
 from fedstill.runs.feature_space import FeatureSpace, on_features, to_feature_space
 from fedstill.runs.spec import RunSpec, fingerprint_options
 from fedstill.tasks import Task
@@ -195,6 +196,8 @@ def check_nodes(setting: Setting) -> None:
             raise ArgumentError(f"input shape of {node.name}", found, f"{shape}, as in the test data")
         check_range(setting, node.data, f"data of {node.name}")
         models.check_module(node.model, shape, outputs, f"model of {node.name}", setting.task.form)
+        if setting.public is not None:
+            check_public_rows(setting.public, node.policy.max_rows)
     owners = [*((node.name, node.model) for node in setting.nodes), ("the student", setting.student)]
     owner_by_parameter: dict[int, str] = {}
     for owner, model in owners:

@@ -276,6 +276,7 @@ def test_repeated_query_number_returns_stored_response(stacked: bool) -> None:
         (PolicyConfig(queries=("tell",)), "queries: tell"),
         (PolicyConfig(max_queries=1), "max_queries: 1"),
         (PolicyConfig(max_bytes=4), "max_bytes: 4 bytes"),
+        (PolicyConfig(max_rows=B - 1), f"max_rows: {B - 1}, and x has {B}"),
     ],
 )
 def test_refusal_names_node_query_and_rule(policy: PolicyConfig, rule: str, stacked: bool) -> None:

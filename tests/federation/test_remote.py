@@ -816,6 +816,23 @@ def test_node_texts_are_truncated() -> None:
     ] * 3
 
 
+def test_rule_of_a_refusal_is_checked() -> None:
+    """A node may lie about it: the rule is in the server's errors, results and pages."""
+    nodes = Scripted()
+    error = {"kind": "QueryRefused", "rule": "\x1b[31mhours:\n" + "never " * 10**5}
+    nodes.breaks("two", "answer_query", lambda: pack({"error": error}))
+    with pytest.raises(QueryRefused) as caught:
+        nodes.query()
+    assert caught.value.rule.startswith("[31mhours: never never")
+    assert len(caught.value.rule) == MAX_TEXT
+    for rule in ({}, {"rule": ""}, {"rule": "\x1b\n"}, {"rule": ["hours"]}):
+        refused = {"kind": "QueryRefused", "text": "not today", **rule}
+        nodes = Scripted(quorum=0.6)
+        nodes.breaks("two", "answer_query", lambda refused=refused: pack({"error": refused}))  # type: ignore[misc]
+        assert nodes.query().nodes == ("one", "three")
+        assert "its reply: " in nodes.federation.excluded["two"].reason
+
+
 @pytest.mark.parametrize("percent", [0, 100])
 def test_excludes_node_without_training_progress(percent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "PAUSE", 0.1)

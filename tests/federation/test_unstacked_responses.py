@@ -31,6 +31,7 @@ from fedstill.runs.spec import RunSpec
 from fedstill.tasks.classification import Classification
 from tests.support.errors import raises_refused
 from tests.support.links import NAMES, Away, tiny
+from tests.support.request_handlers import respond
 from tests.support.small_world import SETTING
 
 WISH = PayloadKind("wish", "what is wanted", category="query")
@@ -123,7 +124,7 @@ def test_rejects_undeclared_ragged_and_json_outputs(declared: str, is_list: bool
     side = replace(run.side, queries={"tell": undeclared})
     handler = RequestHandler(NodeGroup(run.nodes), side, run.compute)
     with pytest.raises(ArgumentError, match=message):
-        handler.respond("tell", 0, {"wish": json_to_tensor({"class": 0})}, False)
+        respond(handler, "tell", 0, {"wish": json_to_tensor({"class": 0})}, False)
     assert run.audit.traffic_totals()["queries"] == 0
 
 
@@ -180,12 +181,12 @@ def test_invalid_json_value_is_not_charged() -> None:
     handler = RequestHandler(NodeGroup([node]), side, run.compute)
     bad = {"wish": torch.tensor([ord("{")], dtype=torch.uint8)}
     with pytest.raises(DataError, match="JSON"):
-        handler.respond("tell", 0, bad, False)
+        respond(handler, "tell", 0, bad, False)
     node.gate.ledger.policy = replace(node.gate.policy, max_header=20)
     with raises_refused("max_header: 20", "has 30"):
-        handler.respond("tell", 0, {"wish": json_to_tensor({"class": 1, "why": "x" * 10})}, False)
+        respond(handler, "tell", 0, {"wish": json_to_tensor({"class": 1, "why": "x" * 10})}, False)
     assert run.audit.traffic_totals()["queries"] == run.audit.spending(node.name, "run").total_queries == 0
-    (result,) = handler.respond("tell", 0, {"wish": json_to_tensor({"class": 1})}, False)
+    (result,) = respond(handler, "tell", 0, {"wish": json_to_tensor({"class": 1})}, False)
     assert json_from_tensor(result["words"])["of"] == 1
 
 

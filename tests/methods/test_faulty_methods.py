@@ -20,6 +20,7 @@ from fedstill.node.request_handler import RequestHandler
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
 from tests.support.bright_rows import SHAPE, few
+from tests.support.request_handlers import respond
 from tests.support.small_world import make_nodes
 
 CALLS: list[str] = []  # nodes that computed
@@ -107,7 +108,7 @@ def test_node_refuses_faulty_forms_before_it_computes(fault: str) -> None:
     side = Faulty().node_side(NodeSetting(Classification(3), LocalConfig(), Compute()))
     handler = RequestHandler(NodeGroup(nodes), side, Compute())
     with pytest.raises(QueryRefused, match=f"the server sent {re.escape(FAULTS[fault][2])}"):
-        handler.respond("respond", 0, Faulty(fault=fault).tensors(), False)
+        respond(handler, "respond", 0, Faulty(fault=fault).tensors(), False)
     assert CALLS == []
-    handler.respond("respond", 0, Faulty().tensors(), False)
+    respond(handler, "respond", 0, Faulty().tensors(), False)
     assert len(CALLS) == 1

@@ -23,7 +23,7 @@ from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.table_data import schema_text
 from fedstill.node import admission, approvals, folder_check, session
 from fedstill.node.admission import SizeFacts, token_ids
-from fedstill.node.approvals import describe_request
+from fedstill.node.approvals import ApprovalRequest, describe_request
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_log import FILE
 from fedstill.node.policy import PolicyConfig
@@ -31,6 +31,8 @@ from fedstill.protocol.method import build_node_side
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import RunPlan, describe
+from fedstill.protocol.wire_format import WireConfig
+from fedstill.tasks.classification import ClassificationConfig
 from fedstill.tasks.regression import RegressionConfig
 from tests.support.audit_logs import edit, entries, security_events
 from tests.support.errors import raises_invalid
@@ -179,6 +181,59 @@ def test_request_names_classes(tmp_path: Path) -> None:
     refused(clinic)
     (request,) = clinic.host.requests.list_all()
     assert describe_request(request)["classes"] == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+
+
+def values(table: Any) -> list[Any]:
+    """Return the values in nested lists and tables."""
+    inner = table.values() if isinstance(table, dict) else table if isinstance(table, list) else None
+    return [table] if inner is None else [value for each in inner for value in values(each)]
+
+
+def long_image_plan() -> RunPlan:
+    classes = tuple(f"finding {'of the lung ' * 30}{each}" for each in range(40))
+    task = ClassificationConfig(metric="balanced_accuracy")
+    spec = replace(PLAN.spec, task=task, classes=classes, mean=(0.1307,), std=(0.3081,))
+    return replace(PLAN, spec=spec, wire=WireConfig(inputs="int8", gradients="float16"))
+
+
+def long_table_plan() -> RunPlan:
+    wards = tuple(f"{'ward ' * 80}{each}" for each in range(12))
+    columns = (
+        *(SchemaColumn(name=f"of {'column ' * 60}{each}", range=(0.0, 1.0)) for each in range(9)),
+        SchemaColumn(name="cost", range=(0.0, 1234567.125), scale=(10.5, 90.25)),
+        SchemaColumn(name="ward", type="category", categories=wards, missing=True),
+        ILL,
+    )
+    return table_plan(TableSchema("ill", columns))
+
+
+@pytest.mark.parametrize("make_plan", [long_image_plan, long_table_plan])
+def test_request_shows_all_of_the_description(make_plan: Callable[[], RunPlan]) -> None:
+    """What a server puts at the end of a long text is part of what the owner approves."""
+    public = {"public": "ab" * 16, "public_note": ("digits " * 70 + "ours", "")}
+    table = json.loads(describe(replace(make_plan(), **public, student="resnet8"), None).text)
+    table["method"] |= {"prompt": "x" * 3000 + "\u202eend", "last": {"gamma": 0.0625}}
+    texts = describe_request(ApprovalRequest(json.dumps(table), "one", "", ""))
+    shown = " ".join(text if isinstance(text, str) else " ".join(text) for text in texts.values())
+    for query in table["queries"].values():
+        del query["bytes"]  # rounded in the text
+    for column in table["spec"]["schema"]["columns"]:
+        del column["type"]  # seen by its range or categories
+    for value in values(table):
+        if not isinstance(value, bool):
+            as_written = (str(value), json.dumps(value), *([f"{value:g}"] if value in (0.0, 1.0) else []))
+            assert any(text in shown for text in as_written), value
+    assert shown.isprintable()
+
+
+def test_too_long_description_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clinic = Clinic(tmp_path / "clinic", EACH)
+    size = len(describe(PLAN, None).text)
+    monkeypatch.setattr(approvals, "MAX_DESCRIPTION_BYTES", size - 1)
+    assert f"up to {size - 1} bytes, and this one {size}" in refused(clinic)
+    assert clinic.host.requests.list_all() == []
+    monkeypatch.setattr(approvals, "MAX_DESCRIPTION_BYTES", size)
+    assert "waits until its owner approves it" in refused(clinic)
 
 
 # --- tables -------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import DataError, QueryRefused
+from fedstill.node.admission import SIMULATION_RULES, TENSOR_RULES, TensorFacts, first_reason
 from fedstill.node.audit_entries import ALL_RUNS, Entry, ReceivedQuery
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
@@ -26,7 +27,7 @@ from fedstill.privacy.events import CostBreakdown, Event, PrivacyCost
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.node_side import NodeSide
-from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS, LABEL_MAPS, PARAMETERS
+from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS, GRADIENTS, INPUTS, LABEL_MAPS, PARAMETERS
 from fedstill.protocol.queries import Query, QueryDetails
 from fedstill.protocol.run_plan import RunDescription
 from fedstill.tasks.classification import Classification
@@ -109,15 +110,22 @@ def test_only_listed_queries_are_allowed(queries: tuple[str, ...], rule: str | N
     door = gate(queries=queries)
     assert door.refusal_reason(QUERY) == rule
     if rule is None:
-        door.admit(received_query(), QUERY, {})
+        door.admit(QUERY, received_query(), {})
     else:
         with pytest.raises(QueryRefused) as caught:
-            door.admit(received_query(), QUERY, {})
+            door.admit(QUERY, received_query(), {})
         assert (caught.value.node, caught.value.query, caught.value.rule) == (
             "clinic",
             "predict_logits",
             rule,
         )
+
+
+def test_query_with_more_declared_rows_is_refused_in_general() -> None:
+    query = replace(QUERY, rows=8)
+    assert gate(max_rows=8).refusal_reason(query) is None
+    assert gate(max_rows=0).refusal_reason(query) is None
+    assert gate(max_rows=7).refusal_reason(query) == "max_rows: 7, and it has 8"
 
 
 def test_outputs_only_refuses_parameters_only() -> None:
@@ -126,34 +134,34 @@ def test_outputs_only_refuses_parameters_only() -> None:
     assert gate(outputs_only=False).refusal_reason(UPLOAD) is None
     assert gate().refusal_reason(QUERY) is None
     with raises_refused("outputs_only", query="upload", node="clinic"):
-        gate().admit(received_query(query="upload"), UPLOAD, {})
+        gate().admit(UPLOAD, received_query(query="upload"), {})
 
 
 def test_max_queries_counts_queries_not_releases() -> None:
     door = gate(max_queries=2)
     for number in range(2):
-        door.admit(received_query(number), QUERY, {})
+        door.admit(QUERY, received_query(number), {})
         release(door, received_query(number))
         release(door, received_query(number), "gradient", {"d/dx": torch.ones(1)})
-    door.admit(received_query(1), QUERY, {})  # the same query again is not a third one
+    door.admit(QUERY, received_query(1), {})  # the same query again is not a third one
     with pytest.raises(QueryRefused, match="max_queries: 2"):
-        door.admit(received_query(2), QUERY, {})
+        door.admit(QUERY, received_query(2), {})
 
 
 def test_nodes_with_shared_audit_have_own_limits() -> None:
     audit = AuditLog()
     first, second = (Gate(name, PolicyConfig(max_queries=1), audit) for name in ("a", "b"))
     release(first, received_query(0))
-    second.admit(received_query(1), QUERY, {})
+    second.admit(QUERY, received_query(1), {})
     with pytest.raises(QueryRefused, match="'a'"):
-        first.admit(received_query(1), QUERY, {})
+        first.admit(QUERY, received_query(1), {})
 
 
 def test_no_query_is_admitted_after_max_bytes() -> None:
     door = gate(max_bytes=56)
     release(door, received_query(0))
     with pytest.raises(QueryRefused, match="max_bytes: 56"):
-        door.admit(received_query(1), QUERY, {})
+        door.admit(QUERY, received_query(1), {})
 
 
 def test_rejects_too_small_max_memory() -> None:
@@ -267,7 +275,7 @@ def test_release_reports_its_own_training_cost() -> None:
 def test_training_is_charged_once_at_admission() -> None:
     door, journal, _ = journaled(learned={"critic": PrivacyCost({Event("gaussian", 3.0, rate=0.5): 1})})
     for _ in range(2):  # after a stop it is learned once more
-        door.admit(received_query(), QUERY, {})
+        door.admit(QUERY, received_query(), {})
         assert "charge training" not in journal.calls[1:], "it may be refused yet, by others"
         door.ledger.charge_training(response(), {})
     assert journal.calls == ["charge training"]
@@ -275,7 +283,7 @@ def test_training_is_charged_once_at_admission() -> None:
     release(door)
     journal.calls.clear()
     with pytest.raises(QueryRefused, match="max_queries"):
-        door.admit(received_query(1), QUERY, {})
+        door.admit(QUERY, received_query(1), {})
     assert journal.calls == [], "what the policy refuses is not paid for"
 
 
@@ -296,10 +304,10 @@ def test_repeated_query_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(door.ledger, "_expected_cost", expected_cost)
     sent = {"x": torch.ones(2)}
-    door.admit(received_query(), QUERY, sent)
+    door.admit(QUERY, received_query(), sent)
     assert [sent_ for _, _, sent_ in given] == [sent]
     release(door)
-    door.admit(received_query(), QUERY, sent)
+    door.admit(QUERY, received_query(), sent)
     assert len(given) == 1, "asked again it is not asked for again"
 
 
@@ -377,12 +385,12 @@ def test_old_query_number_does_not_bypass_limits(tmp_path: Path) -> None:
     for number in range(2):
         release(restarted(tmp_path), received_query(number))
     door = restarted(tmp_path, max_queries=2, max_bytes=2 * 56 + 55)
-    door.admit(received_query(1), QUERY, {})  # what was answered may be answered again
+    door.admit(QUERY, received_query(1), {})  # what was answered may be answered again
     release(door, received_query(1))
     assert (door.ledger.audit.spending("clinic", ALL_RUNS).total_queries, len(entries(tmp_path))) == (2, 2)
     for number in (0, 1, 2):
         with pytest.raises(QueryRefused, match="max_queries: 2"):
-            door.admit(received_query(number, "another"), QUERY, {})
+            door.admit(QUERY, received_query(number, "another"), {})
     door.ledger.policy = PolicyConfig(max_bytes=2 * 56 + 55)
     with pytest.raises(QueryRefused, match="max_bytes: 167 bytes"):
         release(door, received_query(0, "another"))
@@ -454,6 +462,20 @@ def test_label_maps_have_input_limits(maps: torch.Tensor, message: str) -> None:
     )
     with pytest.raises(QueryRefused, match=message):
         gate(max_rows=4).check_tensors(ReceivedTensors("q", {"maps": maps}, sends), (1, 8, 8))
+
+
+@pytest.mark.parametrize("rules", [TENSOR_RULES, SIMULATION_RULES], ids=["deployed", "simulation"])
+def test_networks_of_the_server_have_parameter_limit(rules: Any) -> None:
+    sent = {"generator": torch.zeros(60), "other": torch.zeros(41), "state": torch.zeros(9)}
+    sends = {"generator": GENERATOR_PARAMETERS, "other": GENERATOR_PARAMETERS, "state": PARAMETERS}
+    received = ReceivedTensors("train", sent, sends)
+
+    def reason(limit: int) -> str | None:
+        policy = PolicyConfig(max_parameters=limit)
+        return first_reason(rules, TensorFacts(policy, received, 0, None, (1, 8, 8), torch.float32))
+
+    assert (reason(101), reason(0)) == (None, None)
+    assert reason(100) == "max_parameters: 100, and the sent networks have 101"
 
 
 @pytest.mark.parametrize(

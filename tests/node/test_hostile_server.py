@@ -30,7 +30,7 @@ from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
 from tests.support import node_services
 from tests.support.audit_logs import security_events
-from tests.support.node_services import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
+from tests.support.node_services import FEDIOD, NODE, PLAN, SHAPE, SPEC, B, Clinic, same
 from tests.support.small_world import SETTING
 
 
@@ -353,6 +353,21 @@ def test_server_cannot_forge_log_lines(tmp_path: Path, caplog: pytest.LogCapture
     assert "\n" not in line
     assert len(line) < 2000
     assert len(clinic.lines()[-1]["query"]) <= 300
+
+
+def test_refusal_does_not_grow_with_what_it_quotes(tmp_path: Path) -> None:
+    """Tensors have names of the server, which come back in the reply and stay in the log."""
+    clinic = Clinic(tmp_path / "clinic").ready()
+    reply = clinic.say(
+        "answer_query",
+        {"x" * 10**5: torch.zeros(B, *SHAPE)},
+        query="predict_logits",
+        number=0,
+        differentiable=True,
+    )
+    assert reply["rule"].startswith("tensors: ")
+    assert len(reply["rule"]) == 300
+    assert security_events(clinic.folder)[-1]["reason"] == reply["rule"]
 
 
 def test_late_join_of_former_server_changes_nothing(tmp_path: Path) -> None:

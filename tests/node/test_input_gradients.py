@@ -39,6 +39,7 @@ from fedstill.tasks.classification import Classification
 from tests.support.kits import Party
 from tests.support.node_services import CLASSES, MAP, B, Clinic
 from tests.support.node_services import gradients as valid_gradients
+from tests.support.request_handlers import backward, respond
 
 NAMES = ("a", "b", "c")
 SETTING = NodeSetting(Classification(2), LocalConfig(), Compute())
@@ -118,9 +119,9 @@ def test_summed_gradients_are_weighted_in_process(how: SumWeighting) -> None:
     for node in nodes:
         set_counts(SumEncoder(node.gate), node.name)
     handler = RequestHandler(NodeGroup(nodes), build_node_side(how), Compute())
-    handler.respond("predict_logits", 0, {"x": torch.tensor([[3.0, -1.0]])}, True)
+    respond(handler, "predict_logits", 0, {"x": torch.tensor([[3.0, -1.0]])}, True)
     output_gradients = {name: {"logits": SLOPES} for name in NAMES}
-    parts = list(handler.backward(0, output_gradients).values())
+    parts = list(backward(handler, 0, output_gradients).values())
     assert from_ring(add_contributions(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
 
 
@@ -188,9 +189,9 @@ def test_gradients_of_a_query_without_differentiable_inputs_are_refused() -> Non
     handler = RequestHandler(
         NodeGroup([node_of("a")]), NodeSide({"predict_logits": query}, setting=SETTING), Compute()
     )
-    handler.respond("predict_logits", 0, {"x": torch.ones(1, 2)}, True)
+    respond(handler, "predict_logits", 0, {"x": torch.ones(1, 2)}, True)
     with pytest.raises(QueryRefused, match="gradients"):
-        handler.backward(0, {"a": {"logits": SLOPES}})
+        backward(handler, 0, {"a": {"logits": SLOPES}})
 
 
 def test_refused_gradients_use_no_sum_number(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedstill.core import timing
 from fedstill.core.errors import ArgumentError
 from fedstill.data.public import PublicData
 from fedstill.node import limits
-from fedstill.node.limits import wrap_with_parameter_limit
+from fedstill.node.limits import limit_parameters_of_queries
 from fedstill.node.node_service import NodeService
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import compute_epsilon
@@ -316,12 +316,12 @@ def test_query_with_large_network_is_refused() -> None:
 
     sends = {"generator": GENERATOR_PARAMETERS}
     queries = {"train": Query(function, sends=sends, name="train"), "other": Query(function, name="other")}
-    side = wrap_with_parameter_limit(NodeSide(queries, SETTING), 10_000, "clinic")
+    side = limit_parameters_of_queries(NodeSide(queries, SETTING), 10_000, "clinic")
     with raises_refused("max_parameters: 10000", query="train"):
         side.queries["train"].function(None)
     assert not made
     side.queries["other"].function(None)
-    wrap_with_parameter_limit(NodeSide(queries, SETTING), 10_100, "clinic").queries["train"].function(None)
+    limit_parameters_of_queries(NodeSide(queries, SETTING), 10_100, "clinic").queries["train"].function(None)
     assert len(made) == 2
 
 

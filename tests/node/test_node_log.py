@@ -163,7 +163,7 @@ def test_nodes_with_one_payer_are_charged_each() -> None:
         gate = Gate(name, PolicyConfig(), audit, "run", NODE_DATA)
         gate.ledger.budgets = RunBudgets(mechanism, audit, "run", NODE_DATA)
         received = ReceivedQuery(0, "predict", "content", "", {})
-        gate.admit(received, query, x)
+        gate.admit(query, received, x)
         logits = {"logits": torch.zeros(4, 4)}
         released.append(release_now(gate, received, "response", logits, query, x)["logits"])
         charged.append(sum(audit.spending(NODE_DATA, "run").run_events.values()))

@@ -52,6 +52,7 @@ from fedstill.tasks.instances import Instances
 from fedstill.tasks.segmentation import Segmentation
 from tests.support.errors import raises_invalid
 from tests.support.privacy import make_mechanism
+from tests.support.request_handlers import respond
 
 SHAPE, CLASSES, ROWS, M = (1, 8, 8), 3, 6, 4
 TASK, COMPUTE, LOCAL = Classification(CLASSES), Compute(), LocalConfig(epochs=3, batch=8, lr=0.02)
@@ -481,7 +482,7 @@ def test_uncharged_private_steps_are_refused(query: str) -> None:
 
     def attempt() -> None:
         run_uncharged_preparation(side, [node])
-        RequestHandler(NodeGroup([node]), side, COMPUTE).respond(query, 0, {"x": X}, False)
+        respond(RequestHandler(NodeGroup([node]), side, COMPUTE), query, 0, {"x": X}, False)
 
     with pytest.raises(ArgumentError, match=r"steps of the \w+ of n = .more."):
         attempt()

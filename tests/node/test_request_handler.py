@@ -34,6 +34,7 @@ from fedstill.protocol.node_side import NodeSetting, NodeSide
 from fedstill.protocol.queries import Query
 from fedstill.tasks.classification import Classification
 from tests.support.node_services import Journal
+from tests.support.request_handlers import backward, respond
 
 Tensors = Mapping[str, torch.Tensor]
 B = 2
@@ -102,11 +103,11 @@ class Office:
     def query(
         self, number: int = 0, x: torch.Tensor = X, *, name: str = "predict_logits", grad: bool = True
     ) -> Any:
-        return self.handler.respond(name, number, {"x": x}, grad)
+        return respond(self.handler, name, number, {"x": x}, grad)
 
     def node_gradients(self, output_gradients: Sequence[Mapping[str, torch.Tensor]], number: int = 0) -> Any:
         names = [node.name for node in self.nodes]
-        return list(self.handler.backward(number, dict(zip(names, output_gradients, strict=True))).values())
+        return list(backward(self.handler, number, dict(zip(names, output_gradients, strict=True))).values())
 
     def restart(self) -> None:
         """Expect query 0 next, with a handler that remembers nothing."""
@@ -193,9 +194,9 @@ def test_failed_private_training_blocks_handler(change: Any) -> None:
         (3, "leak", {}),
     ):
         with pytest.raises(NodeFault, match=r"query 1 \(predict_logits\)"):
-            office.handler.respond(name, number, tensors, True)
+            respond(office.handler, name, number, tensors, True)
     with pytest.raises(NodeFault, match="query 1"):
-        office.handler.backward(0, {"b": output_gradients()[1]})
+        backward(office.handler, 0, {"b": output_gradients()[1]})
     assert office.calls == calls
     assert not office.has_changed_since(critics)
     assert office.audit.spending("b", ALL_RUNS).total_queries == 1
@@ -261,9 +262,9 @@ def test_one_refusal_stops_whole_group(refusing: str) -> None:
 def test_gradients_of_several_inputs_have_own_names() -> None:
     office = Office()
     y = X.flip(0)
-    office.handler.respond("two", 0, {"x": X, "y": y}, True)
+    respond(office.handler, "two", 0, {"x": X, "y": y}, True)
     given = [{"logits": torch.ones(B, 3)}] * 3
-    released = list(office.handler.backward(0, dict(zip("abc", given, strict=True))).values())
+    released = list(backward(office.handler, 0, dict(zip("abc", given, strict=True))).values())
     model = copy.deepcopy(office.nodes[1].model)
     x, y = X.clone().requires_grad_(), y.clone().requires_grad_()
     expected = torch.autograd.grad((model(x) + 2 * model(x * y)).sum(), (x, y))
@@ -275,7 +276,7 @@ def test_node_without_gradient_releases_none() -> None:
     some, whole = Office(), Office()
     some.query()
     whole.query()
-    released = some.handler.backward(0, {"b": output_gradients()[1]})
+    released = backward(some.handler, 0, {"b": output_gradients()[1]})
     assert list(released) == ["b"]
     assert same([released["b"]], [whole.node_gradients(output_gradients())[1]])
 
@@ -287,7 +288,7 @@ def test_repeated_gradients_are_counted_once() -> None:
     audit = office.audit.traffic_totals()
     assert same(office.node_gradients(output_gradients()), first)
     office.query(1)  # a reply that was lost may be asked for even later
-    office.handler.respond("two", 2, {"x": X, "y": X}, False)
+    respond(office.handler, "two", 2, {"x": X, "y": X}, False)
     assert same(office.node_gradients(output_gradients()), first)
     assert office.audit.traffic_totals()["by_kind"]["gradients"] == audit["by_kind"]["gradients"]
 
@@ -446,20 +447,20 @@ def test_handlers_of_subgroups_match_whole_group() -> None:
     whole, parted = Office(), Office()
     together = RequestHandler(NodeGroup(parted.nodes), parted.side, Compute())
     whole.query(3)
-    together.respond("predict_logits", 3, {"x": X}, True)
+    respond(together, "predict_logits", 3, {"x": X}, True)
     handlers = [RequestHandler(NodeGroup([node]), parted.side, Compute()) for node in parted.nodes]
     calls = parted.calls
     for handler in handlers:
         for old in (2, 3):
             with pytest.raises(QueryMismatch):
-                handler.respond("predict_logits", old, {"x": X}, False)
+                respond(handler, "predict_logits", old, {"x": X}, False)
     assert parted.calls == calls
     expected = whole.query(4)
     for handler, response in zip(handlers, expected, strict=True):
-        (mine,) = handler.respond("predict_logits", 4, {"x": X}, False)
+        (mine,) = respond(handler, "predict_logits", 4, {"x": X}, False)
         for name in response:
             torch.testing.assert_close(mine[name], response[name])
     # and back: what the single nodes' handlers moved in memory, the group finds again
-    for old, new in zip(whole.query(5), together.respond("predict_logits", 5, {"x": X}, False), strict=True):
+    for old, new in zip(whole.query(5), respond(together, "predict_logits", 5, {"x": X}, False), strict=True):
         for name in old:
             torch.testing.assert_close(new[name], old[name])

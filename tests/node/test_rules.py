@@ -30,7 +30,7 @@ from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.run_plan import public_fingerprint, public_tensors
 from tests.support.audit_logs import releases, security_events
-from tests.support.node_services import CLASSES, PLAN, SHAPE, Clinic
+from tests.support.node_services import CLASSES, FURTHER_NETWORK, PLAN, SHAPE, Clinic, FurtherNetwork
 
 pytest.importorskip("cryptography")
 
@@ -41,11 +41,6 @@ LOGITS = ROWS * CLASSES  # bytes: quantized, one each
 SERVER, OTHER = "6668 7aad f862 bd77 6c8f c18b 8e9f 8e20", "0" * 32
 
 
-def method(**options: Any) -> fedstill.FedKD:
-    student = fedstill.StudentTraining(epochs=1, batch=ROWS)
-    return fedstill.FedKD(student=student, predictions=2, z_max=4.0, **options)
-
-
 @dataclass(frozen=True)
 class Rule:
     """A row of the table.
@@ -53,13 +48,20 @@ class Rule:
     Args:
         refuses, allows: options of the policy, or a privacy mechanism, just beyond and just at the limit.
         released: by layer, the number of releases before the refusal, and part of its reason.
-        method: options of the method.
+        options: options of the method.
+        method_class: class of the method.
     """
 
     refuses: dict[str, Any] | PrivacyConfig
     allows: dict[str, Any] | PrivacyConfig
     released: dict[str, tuple[int, str]]
-    method: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    method_class: type[fedstill.FedKD] = fedstill.FedKD
+
+    @property
+    def method(self) -> fedstill.FedKD:
+        student = fedstill.StudentTraining(epochs=1, batch=ROWS)
+        return self.method_class(student=student, predictions=2, z_max=4.0, **self.options)
 
 
 def everywhere(rule: str, released: int = 0) -> dict[str, tuple[int, str]]:
@@ -90,7 +92,7 @@ def run_simulation(folder: Path, rule: Rule, policy: dict[str, Any], privacy: Pr
             build("mlp:8", SHAPE, CLASSES, 0),
             (images, labels),
             CLASSES,
-            method=method(**rule.method),
+            method=rule.method,
             public=PUBLIC.inputs,
             local=fedstill.LocalConfig(epochs=1),
             policies=[PolicyConfig(**policy)],
@@ -108,7 +110,7 @@ def node(folder: Path, rule: Rule, policy: dict[str, Any], privacy: PrivacyConfi
     if privacy != NoPrivacy():
         own += tomli_w.dumps({"privacy": to_table(privacy)})
     public = replace(PLAN, public=public_fingerprint(PUBLIC), public_note=("ours", ""))
-    return Clinic(folder, own, replace(public, method=to_table(method(**rule.method))))
+    return Clinic(folder, own, replace(public, method=to_table(rule.method)))
 
 
 def say_messages(folder: Path, rule: Rule, policy: dict[str, Any], privacy: PrivacyConfig) -> str | None:
@@ -117,7 +119,7 @@ def say_messages(folder: Path, rule: Rule, policy: dict[str, Any], privacy: Priv
     replies = [clinic.say("join", public_tensors(PUBLIC), plan=clinic.plan.to_dict())]
     if clinic.host.session is not None:
         clinic.say("train_locally", seconds=60)
-        for number, call in enumerate(method(**rule.method).planned_queries(PUBLIC, CLASSES)):
+        for number, call in enumerate(rule.method.planned_queries(PUBLIC, CLASSES)):
             header = {"query": call.query, "number": number, "differentiable": False}
             replies.append(clinic.say("answer_query", call.tensors, **header))
     return next((reply.get("rule", reply["text"]) for reply in replies if isinstance(reply, dict)), None)
@@ -128,7 +130,7 @@ def answer_file(folder: Path, rule: Rule, policy: dict[str, Any], privacy: Priva
     clinic.host.close()
     file = folder / "node.toml"
     file.write_text(file.read_text().replace('name = "clinic"\n', 'name = "clinic"\nonline = false\n', 1))
-    queries = Queries(clinic.plan, PUBLIC, tuple(method(**rule.method).planned_queries(PUBLIC, CLASSES)))
+    queries = Queries(clinic.plan, PUBLIC, tuple(rule.method.planned_queries(PUBLIC, CLASSES)))
     write_queries(folder / "queries", queries, load_or_create_key(folder / "server.key"))
     try:
         answer_queries(folder, folder / "queries", folder / "answers")
@@ -181,7 +183,13 @@ RULES = {
     "max_rows": Rule(
         {"max_rows": ROWS - 1},
         {"max_rows": ROWS},
-        at_a_node("8 inputs (expected 7, by policy max_rows)"),
+        everywhere("8 inputs (expected 7, by policy max_rows)"),
+    ),
+    "max_parameters": Rule(
+        {"max_parameters": 99, "plugins": [FURTHER_NETWORK]},
+        {"max_parameters": 100, "plugins": [FURTHER_NETWORK]},
+        everywhere("max_parameters: 99, and "),
+        method_class=FurtherNetwork,
     ),
     "epsilon": Rule(
         replace(NOISE, epsilon=0.099),
@@ -235,7 +243,7 @@ def test_rule_refuses_beyond_its_limit_and_allows_at_it(tmp_path: Path, name: st
         if name == "max_runs":
             (folder / "runs" / "another").mkdir(parents=True)
         reason = LAYERS[layer](folder, rule, policy, privacy)
-        planned = method(**rule.method).planned_queries(PUBLIC, CLASSES)
+        planned = rule.method.planned_queries(PUBLIC, CLASSES)
         count, part = rule.released[layer] if given is rule.refuses else (len(planned), "")
         assert (reason is None) == (given is rule.allows), reason
         assert part in (reason or "")

@@ -88,7 +88,7 @@ class Node:
     def send(self, number: int, query: Query | None = None, tensors: Any = None) -> Any:
         """As the request handler does."""
         received = ReceivedQuery(number, (query or self.query).name, f"c{number}", "", {})
-        self.gate.admit(received, query or self.query, X)
+        self.gate.admit(query or self.query, received, X)
         return release_now(self.gate, received, "response", tensors or LOGITS, query or self.query, X)
 
     def spent(self) -> Spending:
@@ -131,7 +131,7 @@ def test_refused_query_is_not_computed_or_charged() -> None:
     spent = node.spent()
     received = ReceivedQuery(answered, "predict", "c", "", {})
     with pytest.raises(QueryRefused, match="privacy budget"):
-        node.gate.admit(received, node.query, X)
+        node.gate.admit(node.query, received, X)
     with pytest.raises(QueryRefused, match="privacy budget"):  # and once more where it would leave
         release_now(node.gate, received, "response", LOGITS, node.query, X)
     assert node.spent() == spent
@@ -143,8 +143,8 @@ def test_large_query_is_refused_for_its_cost() -> None:
     received = ReceivedQuery(0, "predict", "c", "", {})
     many = {"x": torch.zeros(2000, 1, 4, 4)}
     with pytest.raises(QueryRefused, match="privacy budget"):
-        node.gate.admit(received, node.query, many)
-    node.gate.admit(received, node.query, X)
+        node.gate.admit(node.query, received, many)
+    node.gate.admit(node.query, received, X)
 
 
 def test_row_width_determines_cost_and_is_enforced() -> None:
@@ -327,7 +327,7 @@ def test_equal_responses_have_different_hashes() -> None:
 
 def admitted(node: Node, number: int = 0, content_hash: str = "c0", history_hash: str = "") -> None:
     received = ReceivedQuery(number, "predict", content_hash, history_hash, {})
-    release = node.gate.admit(received, node.query, X)
+    release = node.gate.admit(node.query, received, X)
     node.gate.ledger.charge_training(release, X)
 
 

@@ -9,14 +9,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedstill.data.data_spec import DataSpec
 from fedstill.methods import NodeSetting, NodeView, Tensors, payload_kinds
 from fedstill.methods.fediod import FedIOD
+from fedstill.methods.fedkd import FedKD
 from fedstill.models.module_utils import to_vector
 from fedstill.node import session as at
 from fedstill.node.audit_entries import ReceivedQuery
 from fedstill.node.gate import Gate
+from fedstill.node.node import Node
 from fedstill.node.node_service import NodeService
 from fedstill.node.release_ledger import TRAINED, Release
 from fedstill.privacy.config import NoPrivacy
@@ -55,6 +58,19 @@ class Judging(FedIOD):
 
     def score_with_critic(self, node: NodeView, x: torch.Tensor) -> Tensors:
         return self.train_critic(node, x, None)
+
+
+FURTHER_NETWORK = "tests.support.node_services:FurtherNetwork"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FurtherNetwork(FedKD):
+    """FedKD whose nodes have a network of 100 parameters next to their model."""
+
+    title: ClassVar[str] = "FedKD with a further network"
+
+    def prepare(self, node: Node, setting: NodeSetting) -> None:
+        node.add_module("critic", nn.Linear(9, 10), lambda critic: torch.optim.SGD(critic.parameters(), 0.1))
 
 
 SHAPE, CLASSES, B = (1, 8, 8), 10, 4
