@@ -1,10 +1,10 @@
 """FedCGS: a linear head in closed form, from sums over the features of all nodes.
 
-Guan, Zhou, Gu: "Capture Global Feature Statistics for One-Shot Federated Learning", AAAI 2025. Symbols are
-the paper's: for each client i, its number of examples N_i^j of class j, the sum A_i^j of their features, and
-the sum B_i of the products f f^T of all its features. The server adds them up to the means mu^j and the
-covariance Sigma of all features, and takes these as a Gaussian naive Bayes classifier, which is linear. The
-paper's personalized models are not part of this file.
+Guan, Zhou, Gu: "Capture Global Feature Statistics for One-Shot Federated Learning", AAAI 2025. Each client i
+releases its number of examples N_i^j of each class j, the sum A_i^j of their features f, and the sum B_i of
+f f^T over all its examples. The server adds them up to the means mu^j and the covariance Sigma of all
+features, and takes these as a Gaussian naive Bayes classifier, which is linear. The paper's personalized
+models are not part of this file.
 
 Nothing is trained. All sums are plain sums over the examples, so that the head does not depend on how
 examples are split over the nodes, and the server needs no more than their sums over the nodes.

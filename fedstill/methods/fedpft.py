@@ -1,8 +1,8 @@
 """FedPFT: nodes release Gaussian mixtures of their features, and the student trains on samples of them.
 
 Beitollahi, Bie, Hemati, Brunswic, Li, Chen, Zhang: "Parametric Feature Transfer: One-shot Federated Learning
-with Foundation Models", arXiv:2402.01862, 2024. Symbols are the paper's: client i fits a mixture g^{i,c} of
-Gaussians to its features F^{i,c} of class c, the server samples as many features from it as the client has,
+with Foundation Models", arXiv:2402.01862, 2024. Each client i fits a mixture g^{i,c} of Gaussians to its
+features F^{i,c} of each class c. The server samples as many features from each mixture as it was fitted to,
 and trains a classifier head h on all samples.
 
 With one Gaussian for each class the nodes release its sufficient statistics, from which the server computes
@@ -86,7 +86,7 @@ class FedPFTState:
 
 @dataclass(frozen=True, kw_only=True)
 class FedPFT(Method):
-    """Training of a head on samples of the nodes' Gaussian mixtures of features (Algorithm 1)."""
+    """Training of a head on samples of the nodes' Gaussian mixtures of features."""
 
     title: ClassVar[str] = "FedPFT"
     paper: ClassVar[str] = "Beitollahi et al., 2024"
@@ -190,7 +190,7 @@ class FedPFT(Method):
         """Return the layout of the released vector of sums."""
         return FeatureSums(classes, self.covariance, self.clip)
 
-    # --- at the server: Algorithm 1 ---------------------------------------------------------------------
+    # --- at the server ----------------------------------------------------------------------------------
 
     def planned_queries(self, public: PublicData | None, seed: int) -> Sequence[QueryCall]:
         return (QueryCall(self.query_name),)
