@@ -118,6 +118,16 @@ def test_fediod_under_dp_sgd_by_hand() -> None:
         assert total_charged(experiment.audit, node.name) == (cost_to_dict(cost), 0)
 
 
+def test_critic_steps_of_queries_with_differences_cost_no_more() -> None:
+    """Three times as many inputs are in a query, and as many records in a step of the critic."""
+    options = {"backpropagate": False, "directions": 2}
+    experiment, _ = ran(setting("fediod", options, [privately("dp-sgd")] * 3))
+    assert experiment.side.queries["predict_logits"].rows == 3 * 8
+    for node, size in zip(experiment.nodes, SIZES, strict=True):
+        cost = cost_from_dict(total_charged(experiment.audit, node.name)[0])
+        assert cost[Event("gaussian", 1.0, rate=8 / size)] == 3
+
+
 def test_fediod_under_pate_by_hand() -> None:
     experiment, _ = ran(setting("fediod", {"gan": 0.0}, [privately("pate")] * 3))
     cost = cost_from_dict(total_charged(experiment.audit, "node-1")[0])
