@@ -46,8 +46,14 @@ types: $(VENV)/.tests
 
 # One thread each. Three processes for two cores, since the first tests mostly wait (tests/conftest.py). Many
 # processes import the package, so it is compiled once for all of them, whatever the shell says of bytecode.
+# Tests start FLARE's processes, whose timeouts a busy machine can exceed: those that fail are run a second time,
+# alone, and both results are printed. A test that fails twice fails.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --durations=10
 tests: $(VENV)/.tests
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -n 3 --dist worksteal --durations=10 fedstill tests
+	@$(PYTEST) -n 3 --dist worksteal fedstill tests; status=$$?; \
+	if [ $$status -ne 1 ]; then exit $$status; fi; \
+	echo "Tests failed. They run once more, one at a time:"; \
+	$(PYTEST) --last-failed --last-failed-no-failures none fedstill tests
 
 # Downloads packages only. A warning, such as a broken link, is an error.
 docs: $(VENV)/.docs

@@ -236,7 +236,9 @@ def check(chosen: Chosen) -> list[dict[str, Any]]:
     """
     rows = []
     names = [
-        name for name in METHODS.builtin if not METHODS[name]().needs().table_rows
+        name
+        for name in METHODS.builtin
+        if not (METHODS[name]().needs().table_rows or METHODS[name]().needs().vectors)
     ]  # inputs here are images
     for name in within(chosen, names):
         before, expected = trained(name, EngineConfig(batching="one-by-one", precision="float32"))

@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.fedavg import FedAvg as FedAvg
     from fedstill.methods.fedavgm import FedAvgM as FedAvgM
     from fedstill.methods.fedcg import FedCG as FedCG
+    from fedstill.methods.fedcgs import FedCGS as FedCGS
     from fedstill.methods.feddf import FedDF as FedDF
     from fedstill.methods.fedgen import FedGEN as FedGEN
     from fedstill.methods.fediod import FedIOD as FedIOD
@@ -69,6 +70,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.fedmd import FedMD as FedMD
     from fedstill.methods.fedmd_cg import FedMDCG as FedMDCG
     from fedstill.methods.fedper import FedPer as FedPer
+    from fedstill.methods.fedpft import FedPFT as FedPFT
     from fedstill.methods.fedproto import FedProto as FedProto
     from fedstill.methods.fedprox import FedProx as FedProx
     from fedstill.methods.fedtgp import FedTGP as FedTGP
@@ -130,6 +132,7 @@ _PUBLIC_NAMES = {
     "methods.fedavg": "FedAvg",
     "methods.fedavgm": "FedAvgM",
     "methods.fedcg": "FedCG",
+    "methods.fedcgs": "FedCGS",
     "methods.feddf": "FedDF",
     "methods.fedgen": "FedGEN",
     "methods.fediod": "FedIOD",
@@ -139,6 +142,7 @@ _PUBLIC_NAMES = {
     "methods.fedmd_cg": "FedMDCG",
     "methods.fedper": "FedPer",
     "methods.fedproto": "FedProto",
+    "methods.fedpft": "FedPFT",
     "methods.fedprox": "FedProx",
     "methods.fedtgp": "FedTGP",
     "methods.fedzge": "FedZGE",

@@ -32,8 +32,8 @@ def rows() -> list[str]:
     for name in METHODS.builtin:
         method = METHODS[name]()
         needs, side = method.needs(), method.node_side(at)
-        if needs.label_maps or needs.table_rows:
-            continue  # of another task
+        if needs.label_maps or needs.table_rows or needs.vectors:
+            continue  # of other inputs
         public = "with labels" if needs.public_labels else "yes" if needs.public else ""
         slopes = any(query.differentiable for query in side.queries.values())
         cells = (

@@ -40,6 +40,7 @@ MORE_NEEDS: Mapping[str, str] = {
     "images": "images as inputs",
     "generates_inputs": "inputs that a server can generate",
     "table_rows": "rows of a table as inputs",
+    "vectors": "features of a backbone, or rows of a table, as inputs",
     "single_label": "one label for each input",
     "label_maps": "label maps",
     "no_label_maps": "inputs not made from label maps",

@@ -5,11 +5,13 @@ FLARE creates this component because the site's own ``local/resources.json`` nam
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -69,6 +71,7 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
         super().__init__()
         self._site = Site(role, Path(folder))
         self._lost_nodes: LostNodeMonitor | None = None
+        self._await_reply_handling: Callable[[], None] = lambda: None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Called by FLARE."""
@@ -82,7 +85,11 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
                     ServerConnection(self._site.target, on_refused=self._log_refusal_by_server),
                     self._site.heartbeat,
                 )
-                update_connection_on_replies(contact, cell.core_cell, every, lambda: self._end(1))
+                self._await_reply_handling = update_connection_on_replies(
+                    contact, cell.core_cell, every, lambda: self._end(1)
+                )
+        elif event_type == EventType.AFTER_CLIENT_REGISTER and self._site.role == CLIENT:
+            self._await_reply_handling()  # FLARE would not wait until a refusal is recorded
         elif event_type == EventType.CLIENT_REGISTER_PROCESSED and self._lost_nodes is None:  # it has a cell
             self._lost_nodes = LostNodeMonitor(fl_ctx.get_engine())
         elif event_type == EventType.JOB_COMPLETED and self._site.role == CLIENT:
@@ -267,40 +274,56 @@ class ServerConnection:
 
 def update_connection_on_replies(
     contact: ServerConnection, cell: Any, heartbeat: float, leave: Callable[[], None]
-) -> None:
+) -> Callable[[], None]:
     """Update a connection from the server's replies in this process of FLARE.
+
+    Recording a refusal loads torch, which may outlast FLARE's patience with a reply.
 
     Args:
         contact: the connection.
         cell: FLARE's communication endpoint.
         heartbeat: seconds between two heartbeats.
         leave: ends the process of a node that is refused. FLARE would end it too, with a traceback.
+
+    Returns:
+        A function that waits until replies that have arrived are handled.
     """
     from nvflare.fuel.f3.cellnet.defs import CellChannelTopic, MessageHeaderKey, ReturnCode
 
     last = time.monotonic()
+    lock = threading.Lock()
 
     def on_reply(reply: Any) -> None:
         nonlocal last
         topic = reply.get_header(MessageHeaderKey.TOPIC)
-        if topic in (CellChannelTopic.Register, CellChannelTopic.HEART_BEAT):
-            last = time.monotonic()
+        if topic not in (CellChannelTopic.Register, CellChannelTopic.HEART_BEAT):
+            return
+        with lock:
             code = reply.get_header(MessageHeaderKey.RETURN_CODE)
             if code == ReturnCode.UNAUTHENTICATED:
+                if topic == CellChannelTopic.Register:  # FLARE gives up meanwhile, with a traceback
+                    sys.stdout = sys.stderr = io.StringIO()
                 contact.set_refused(str(reply.get_header(MessageHeaderKey.ERROR)))
                 if topic == CellChannelTopic.Register:
                     leave()
             elif code == ReturnCode.OK:
                 contact.set_connected()
+            last = time.monotonic()
 
     def listen() -> None:
         while True:
             time.sleep(1.0)
-            if time.monotonic() - last > heartbeat + REPLY_SECONDS:
-                contact.set_unreachable()
+            with lock:
+                if time.monotonic() - last > heartbeat + REPLY_SECONDS:
+                    contact.set_unreachable()
+
+    def await_handling() -> None:
+        with lock:
+            pass
 
     cell.add_incoming_reply_filter("*", "*", on_reply)
     threading.Thread(target=listen, daemon=True).start()
+    return await_handling
 
 
 # --- nodes whose process for a job has ended ------------------------------------------------------------

@@ -154,8 +154,8 @@ class PrivacyConfig(Registrable):
     counts_noise: Annotated[float, Interval(ge=0, lt=math.inf), "0 (exact) or more"] = 10.0
     """Scale of the Laplace noise on each count of records (under a mechanism); 0: exact, no guarantee."""
     sums_noise: Annotated[float, Interval(ge=0, lt=math.inf), "0 (exact) or more"] = 4.0
-    """Standard deviation of the Gaussian noise on sums of a table's columns, divided by the L2 sensitivity
-    of all of them together (under a mechanism); 0: exact, no guarantee.
+    """Standard deviation of the Gaussian noise on sums over records, such as those of a table's columns,
+    divided by the L2 sensitivity of all of them together (under a mechanism); 0: exact, no guarantee.
     """
 
     @property

@@ -179,8 +179,8 @@ class NoisyCounts(CheckedOptions, ReleaseRule):
 class NoisySums(CheckedOptions, ReleaseRule):
     """Sums over records, with Gaussian noise.
 
-    Assumes that one record moves each of the M sums by 1 at most, so that it moves all together by sqrt(M)
-    in L2, and a group of records by as many times that. The noise on each sum has a standard deviation of
+    Assumes that one record moves the M sums together by sqrt(M) in L2 at most, for example each of them by 1,
+    and a group of records by as many times that. The noise on each sum has a standard deviation of
     ``noise_multiplier`` times that sensitivity: a Gaussian mechanism, whatever M is (Dwork, Roth 2014, App.
     A). At 0 there is no noise and no guarantee.
 

@@ -270,6 +270,8 @@ METHODS: Registry[type[Method]] = Registry(
         "fd": "fedstill.methods.fd:FD",
         "fedproto": "fedstill.methods.fedproto:FedProto",
         "fedtgp": "fedstill.methods.fedtgp:FedTGP",
+        "fedcgs": "fedstill.methods.fedcgs:FedCGS",
+        "fedpft": "fedstill.methods.fedpft:FedPFT",
         "column-sums": "fedstill.methods.column_sums:ColumnSums",
     },
     base=Method,

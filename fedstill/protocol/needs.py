@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedstill.core.errors import by_caller
 from fedstill.tasks import Task
 
 
@@ -23,6 +24,7 @@ class Needs:
         images: images as inputs.
         generates_inputs: inputs that a server can generate: images or rows of a table, not texts.
         table_rows: rows of a table as inputs.
+        vectors: one vector of features for each input: features of a backbone, or rows of a table.
         single_label: one class for each input.
         label_maps: inputs that can be generated from label maps.
         no_label_maps: inputs that are not generated from label maps.
@@ -42,6 +44,7 @@ class Needs:
     images: bool = False
     generates_inputs: bool = False
     table_rows: bool = False
+    vectors: bool = False
     single_label: bool = False
     label_maps: bool = False
     no_label_maps: bool = False
@@ -57,6 +60,9 @@ def unmet_need(needs: Needs, task: Task) -> str | None:
         return "it generates inputs, and the inputs of this task are texts"
     if needs.table_rows and task.form != "rows":
         return f"it needs rows of a table, and the inputs of this task are {task.form}"
+    if needs.vectors and task.form != "rows":
+        backbone = by_caller("--features.backbone NAME", "features.backbone", "features=...")
+        return f"it needs vectors as inputs, such as features of a backbone ({backbone}), not {task.form}"
     if needs.single_label and task.kind != "class":
         return "it needs one class for each input, and this task has none"
     if needs.label_maps and not task.condition_channels:

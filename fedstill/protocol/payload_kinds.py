@@ -33,7 +33,8 @@ class PayloadKind(str):
             - ``gradients``: gradients with respect to the inputs.
             - ``counts``: numbers of records. One record moves them by 1 in total, or counts by class by the
               task's ``count_sensitivity``.
-            - ``moments``: sums over the records of numbers of magnitude 1 at most.
+            - ``moments``: sums over the records of vectors with a root mean square of 1 at most, such as
+              numbers of magnitude 1 at most.
             - ``records``: the records, or values computed from each record.
             - ``model``: parameters of a network.
         by_class: for counts: there is one count for each class.

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fedstill.federation import flare_component
 from fedstill.federation.flare_component import ServerConnection
+
+
+class Reply(dict[str, str]):
+    get_header = dict.get
 
 
 class Clock:
@@ -78,9 +86,6 @@ def test_only_heartbeat_replies_change_connection_state(
         def add_incoming_reply_filter(self, channel: str, topic: str, cb: Any) -> None:
             callbacks.append(cb)
 
-    class Reply(dict[str, str]):
-        get_header = dict.get
-
     monkeypatch.setattr(flare_component.threading, "Thread", Idle)
     calls: list[str] = []
     flare_component.update_connection_on_replies(
@@ -103,3 +108,50 @@ def test_only_heartbeat_replies_change_connection_state(
     assert calls == []
     reply(topics.Register, codes.UNAUTHENTICATED)
     assert calls == ["left"]
+
+
+def test_slow_record_of_a_refusal_is_no_lost_connection(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first record of a process loads torch, for longer than a heartbeat on a slow machine."""
+    defs = pytest.importorskip("nvflare.fuel.f3.cellnet.defs")
+    keys, clock = defs.MessageHeaderKey, Clock()
+    callbacks: list[Any] = []
+    listeners: list[Callable[[], None]] = []
+    threads: list[threading.Thread] = []
+    thread_class = threading.Thread
+
+    class Cell:
+        def add_incoming_reply_filter(self, channel: str, topic: str, cb: Any) -> None:
+            callbacks.append(cb)
+
+    class Listener:
+        def __init__(self, *, target: Callable[[], None], daemon: bool) -> None:
+            listeners.append(target)
+
+        def start(self) -> None: ...
+
+    sleeps = iter([None])
+    patched = SimpleNamespace(monotonic=clock, sleep=lambda seconds: next(sleeps))  # a second look ends it
+
+    def listen() -> None:
+        with contextlib.suppress(StopIteration):
+            listeners[0]()
+
+    def record(reason: str) -> None:
+        clock.now += 60
+        threads.append(thread_class(target=listen, daemon=True))
+        threads[0].start()
+        threads[0].join(0.3)
+
+    monkeypatch.setattr(flare_component, "time", patched)
+    monkeypatch.setattr(flare_component.threading, "Thread", Listener)
+    flare_component.update_connection_on_replies(
+        ServerConnection("here:1", clock, on_refused=record), Cell(), 2.0, lambda: None
+    )
+    code = defs.ReturnCode.UNAUTHENTICATED
+    callbacks[0](
+        Reply({keys.TOPIC: defs.CellChannelTopic.HEART_BEAT, keys.RETURN_CODE: code, keys.ERROR: "full"})
+    )
+    threads[0].join()
+    assert [each.getMessage() for each in caplog.records] == ["the server at here:1 refuses this node: full"]

@@ -115,7 +115,7 @@ provision.NODE_CLASSES = (*provision.NODE_CLASSES, "programs.NodeProgram")
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("federation")
-    port = provision.provision(folder, "localhost", NODES, heartbeat=2, dead_after=8)
+    port = provision.provision(folder, "localhost", NODES, heartbeat=2, dead_after=20)
     here = Federation(folder, folder / "programs", port)
     here.programs.mkdir()
     (here.programs / "programs.py").write_text(PROGRAMS)

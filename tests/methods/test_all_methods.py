@@ -69,7 +69,8 @@ WAYS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-OTHERS = ("asyndgan", "fediod-maps", "column-sums")  # of label maps and of tables, which these data are not
+# Of label maps, tables and feature vectors, which these data are not.
+OTHERS = ("asyndgan", "fediod-maps", "column-sums", "fedcgs", "fedpft")
 CASES = [
     pytest.param(name, options, id=" ".join([name, *(f"{key}={value}" for key, value in options.items())]))
     for name in METHODS

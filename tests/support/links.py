@@ -54,18 +54,19 @@ def tiny(
 ) -> RunSpec:
     chosen = config_of(method, **(options or {}))
     needs = chosen.needs()
+    are_rows, model = needs.table_rows or needs.vectors, "linear" if needs.vectors else "mlp:8"
     return from_dict(
         {
-            "task": {"name": "tabular" if needs.table_rows else "classification"},
-            "data": {"name": "wine" if needs.table_rows else "digits"},
+            "task": {"name": "tabular" if are_rows else "classification"},
+            "data": {"name": "wine" if are_rows else "digits"},
             "split": {"nodes": 3},
             "nodes": {
-                "models": ["mlp:8"],
+                "models": [model],
                 "local": {"epochs": 1, "batch": 32, "lr": 5e-3},
                 "policy": {"outputs_only": False},
                 "privacy": dict(privacy or {}),
             },
-            "student": {"model": "mlp:8"},
+            "student": {"model": model},
             "public": {"name": "held-out"} if needs.public or needs.public_labels else {},
             "evaluation": {"centralized": False, "samples": 2},
             "engine": {"batching": "one-by-one"},

@@ -1,0 +1,161 @@
+"""FedCGS: its head against scikit-learn and numpy, over any partition, in sums, and what it is charged."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.stats import multivariate_normal
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import nn
+
+import fedstill
+from fedstill.core.dataset import TensorData
+from fedstill.core.errors import MethodRefused
+from fedstill.federation.link_config import LinkConfig
+from fedstill.methods.fedcgs import FedCGS
+from fedstill.models import MLP
+from fedstill.node.audit_log import FILE, AuditLog
+from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.dpsgd import DPSGD
+from fedstill.runs.simulation import Simulation
+from fedstill.tasks.classification import Classification
+from tests.support.audit_logs import total_charged
+from tests.support.errors import raises_invalid, raises_refused
+from tests.support.vectors_world import CLASSES, FEATURES, by_class, setting, vectors
+
+NAMED = PolicyConfig(kinds=("feature sums",))
+
+
+def trained(method: FedCGS, parts: Sequence[TensorData] | None = None, **changes: Any) -> nn.Module:
+    """Return the student of a run."""
+    simulation = Simulation(setting(method, parts, **changes))
+    simulation.run()
+    return simulation.student
+
+
+def logits(student: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return student(vectors(60, seed=1).inputs)
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, 0.3])
+def test_head_over_nodes_equals_discriminant_analysis_of_pooled_features(shrinkage: float) -> None:
+    pooled, test = vectors(), vectors(60, seed=1)
+    reference = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage)
+    reference.fit(pooled.inputs.numpy(), pooled.targets.numpy())
+    expected = torch.as_tensor(reference.decision_function(test.inputs.numpy())).float()
+    student = trained(FedCGS(covariance="within", shrinkage=shrinkage))
+    torch.testing.assert_close(logits(student), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_head_is_the_bayes_classifier_of_normal_classes_with_the_covariance_of_all_features() -> None:
+    pooled, test = vectors(), vectors(60, seed=1)
+    x, y = pooled.inputs.double().numpy(), pooled.targets.numpy()
+    Sigma = np.cov(x, rowvar=False)  # around the global mean, divided by N - 1
+    log_posterior = np.stack(
+        [
+            multivariate_normal(x[y == c].mean(0), Sigma).logpdf(test.inputs.numpy())
+            + np.log(np.mean(y == c))
+            for c in range(CLASSES)
+        ],
+        1,
+    )
+    expected = torch.as_tensor(log_posterior).log_softmax(1).float()
+    torch.testing.assert_close(logits(trained(FedCGS())).log_softmax(1), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("clip", [math.inf, 1.0])
+@pytest.mark.parametrize("summed", [False, True])
+def test_head_does_not_depend_on_the_partition(clip: float, summed: bool) -> None:
+    """Nor on whether the server sees the nodes' sums, or the sum of these."""
+    method = FedCGS(clip=clip)
+    expected = logits(trained(method, [vectors()]))
+    link = LinkConfig(secure_aggregation=summed)
+    torch.testing.assert_close(logits(trained(method, link=link)), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_class_that_no_node_holds_is_never_predicted() -> None:
+    parts = by_class(vectors())[:2]
+    student = trained(FedCGS(), parts)
+    assert all(parameter.isfinite().all() for parameter in student.parameters())
+    assert set(logits(student).argmax(1).tolist()) == {0, 1}
+    assert (logits(student)[:, 2] < logits(student)[:, :2].amin(1)).all()
+
+
+def test_singular_covariance_has_a_pseudo_inverse() -> None:
+    """A constant feature changes nothing."""
+    data, test = vectors(), vectors(60, seed=1)
+    wide = [TensorData(F.pad(each.inputs, (0, 1), value=7.0), each.targets) for each in (data, test)]
+    student = trained(FedCGS(), wide[:1], test=wide[1])
+    with torch.no_grad():
+        found = student(wide[1].inputs).softmax(1)
+    expected = logits(trained(FedCGS(), [data])).softmax(1)
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"clip": 2.0, "covariance": "within"}])
+def test_passes_the_checks_for_custom_methods(options: dict[str, Any]) -> None:
+    method = FedCGS(**options)
+    fedstill.check_method(method, partial(setting, method))
+
+
+def test_planned_queries_are_those_of_a_run() -> None:
+    """So that nodes can respond with files."""
+    method = FedCGS()
+    result = Simulation(setting(method)).run()
+    assert result["queries_by_name"] == Counter(call.query for call in method.planned_queries(None, 0))
+
+
+# --- what leaves, and what it costs --------------------------------------------------------------------
+
+
+def test_noisy_sums_are_charged_as_one_event(tmp_path: Path) -> None:
+    private = DPSGD(epsilon=3.0, sums_noise=2.5)
+    simulation = Simulation(
+        setting(FedCGS(clip=1.0, shrinkage=0.5), policies=[NAMED] * 3, privacies=[private] * 3)
+    )
+    result = simulation.run(tmp_path)
+    assert result["releases"] == ["feature sums"]
+    log = AuditLog()
+    log.open(tmp_path / FILE)
+    for node in simulation.nodes:
+        assert total_charged(log, node.name) == ({"gaussian(2.5)": 1}, 0)
+    log.close()
+    exact = trained(FedCGS(clip=1.0, shrinkage=0.5))
+    assert all(parameter.isfinite().all() for parameter in simulation.student.parameters())
+    assert not torch.allclose(logits(simulation.student), logits(exact), atol=1e-2)
+
+
+def test_budget_needs_features_of_a_bounded_length() -> None:
+    private = [DPSGD(epsilon=3.0)] * 3
+    with raises_refused("privacy", "feature sums", "method.clip", query="sum_features"):
+        Simulation(setting(FedCGS(), privacies=private))
+    Simulation(setting(FedCGS(clip=1.0), privacies=private))
+
+
+@pytest.mark.parametrize("clip", [math.inf, 1.0])
+def test_sums_need_policy_by_name(clip: float) -> None:
+    with raises_refused("outputs_only: feature sums"):
+        Simulation(setting(FedCGS(clip=clip), policies=[PolicyConfig()] * 3))
+    Simulation(setting(FedCGS(clip=clip), policies=[NAMED] * 3))
+
+
+def test_rejects_student_that_is_not_linear_before_any_query() -> None:
+    with raises_invalid("student.model", "MLP", "linear"):
+        Simulation(setting(FedCGS(), student=MLP((FEATURES,), CLASSES, width=8)))
+
+
+def test_rejects_images() -> None:
+    images = TensorData(torch.zeros(6, 1, 2, 2), torch.arange(6) % CLASSES)
+    with pytest.raises(MethodRefused, match="features of a backbone") as caught:
+        Simulation(setting(FedCGS(), [images], task=Classification(CLASSES), test=images))
+    assert "\n" not in str(caught.value)
