@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from fedstill.core.compute import EngineConfig
-from fedstill.core.errors import QueryRefused
 from fedstill.methods._server import Server
 from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_log import FILE, AuditLog
@@ -230,7 +229,7 @@ def test_training_rounds_are_refused_under_pate_and_unprotected_under_noisy_outp
         Simulation(setting("fedavg", {}, [privately("pate")] * 3))
     _, metrics = ran(setting("fedavg", {}, [privately("noisy-outputs")] * 3))
     assert metrics["privacy"]["text"] == "no guarantee"
-    with pytest.raises(QueryRefused, match="guarantee"):
+    with raises_refused("privacy: a budget is set", "noisy-outputs", "parameters", query="count_samples"):
         Simulation(setting("fedavg", {}, [privately("noisy-outputs", epsilon=100.0)] * 3))
 
 
@@ -241,7 +240,7 @@ def test_public_data_among_a_nodes_own_are_refused_under_a_mechanism() -> None:
 
 def test_ratings_of_critics_on_the_records_themselves_are_refused_under_a_budget() -> None:
     bare = setting("fediod", {"importance": "realness"}, [privately("pate", epsilon=1e6)] * 3)
-    with pytest.raises(QueryRefused, match="guarantee"):
+    with raises_refused("privacy: a budget is set", "pate", "critic", query="count_labels"):
         Simulation(bare)
 
 
