@@ -61,18 +61,21 @@ class FederatedQuery(torch.autograd.Function):
         call.responding_nodes = tuple(responses)
         call.output_names = tuple(next(iter(responses.values())))
         ctx.call = call
+        ctx.set_materialize_grads(False)  # nodes get no gradients of outputs that the loss does not use
         ctx.save_for_backward(*tensors)
         return tuple(
             torch.stack([response[name] for response in responses.values()]) for name in call.output_names
         )
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         call: DifferentiableQueryState = ctx.call
         input_names = call.source.queries[call.query].differentiable
+        named = [
+            (name, grad) for name, grad in zip(call.output_names, grads, strict=True) if grad is not None
+        ]
         output_gradients = {
-            node: {name: grad[row] for name, grad in zip(call.output_names, grads, strict=True)}
-            for row, node in enumerate(call.responding_nodes)
+            node: {name: grad[row] for name, grad in named} for row, node in enumerate(call.responding_nodes)
         }
         inputs = dict(zip(call.input_names, ctx.saved_tensors, strict=True))
         differentiable = {name: tensor for name, tensor in inputs.items() if name in input_names}

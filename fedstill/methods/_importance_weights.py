@@ -39,7 +39,7 @@ def importance_weights(
     if importance == "odds":
         return task.importance_weights(by_size, critic_odds(responses["critic"].detach()))
     fake = responses["critic"].detach().sigmoid().flatten(2).mean(2)  # D_k(x)  (K, B)
-    real = responses["critic_real"].unsqueeze(1)  # E D_k(x'_k)  (K, 1)
+    real = responses["critic_real"].detach().unsqueeze(1)  # E D_k(x'_k)  (K, 1)
     if importance == "realness":
         fake, real = 1 - fake, 1 - real
     return task.importance_weights(counts, fake / real.clamp_min(1e-6))  # Eq. 8

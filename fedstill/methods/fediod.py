@@ -216,7 +216,11 @@ class FedIOD(Method):
             trains=tuple(critic),
             sums=sums,
             stackable=True,
-            details=QueryDetails(finite_differences=bool(self.directions), reads_values=bool(difference)),
+            details=QueryDetails(
+                step_records=self.batch,
+                finite_differences=bool(self.directions),
+                reads_values=bool(difference),
+            ),
         )
 
     # --- at a node --------------------------------------------------------------------------------------

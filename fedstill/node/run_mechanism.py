@@ -292,7 +292,7 @@ class PrivacyMechanism:
         """
         steps = {}
         if self.protects and "critic" in query.trains:
-            steps["critic"] = max(query.rows, 1), 1
+            steps["critic"] = query.details.step_records or max(query.rows, 1), 1
         if self.protects and "model" in self.config.dp_trained and query.span is not None:
             steps["model"] = self.local.batch, len(query.span(inputs).steps(self._all_steps))
         return steps

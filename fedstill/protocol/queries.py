@@ -50,6 +50,8 @@ class QueryDetails:
         ragged: tensors of the response whose shape differs between nodes. The server reads them with
             :meth:`Responses.by_node`.
         json_values: parts of request or response that are JSON values in place of tensors.
+        step_records: mean number of records in the training step of each network in ``trains``, which the
+            privacy cost of that step depends on. 0: ``rows``.
         finite_differences: the server subtracts nearly equal responses, which bfloat16 would round away. They
             are then computed in float32, whatever the run's precision.
         reads_values: the function reads values of tensors in ``node.separately``, so that no CUDA graph can
@@ -65,6 +67,7 @@ class QueryDetails:
     shift_seed: str = ""
     ragged: tuple[str, ...] = ()
     json_values: tuple[str, ...] = ()
+    step_records: int = 0
     finite_differences: bool = False
     reads_values: bool = False
 

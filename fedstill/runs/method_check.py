@@ -10,7 +10,7 @@ import inspect
 import math
 import tempfile
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,9 +31,10 @@ from fedstill.federation.responses import Responses
 from fedstill.methods._server import Server
 from fedstill.models import build
 from fedstill.models.module_utils import deep_copy
+from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.local_config import LocalConfig
+from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.method import Method
 from fedstill.protocol.needs import unmet_need
 from fedstill.protocol.payload_kinds import INDICES, INPUTS
@@ -59,6 +60,9 @@ def check_method(method: Method | type[Method], make_setting: MakeSetting | None
     - ``run``: it runs to its end, and its losses are numbers.
     - ``times`` and ``rows``: no query is sent more often, or about more inputs, than it declares, and each
       declared query is sent.
+    - ``span``: functions of queries take the steps of the local training that their ``span`` declares, which
+      privacy mechanisms charge. Queries without ``depends_on_records`` need not declare it, as no mechanism
+      can protect them.
     - ``records``: no function of a query reads the node's records if ``depends_on_records`` is ``()``, except
       in queries with ``trains``.
     - ``state``: the server's state is equal after it was saved and restored.
@@ -120,12 +124,16 @@ class _SentQuery:
         nodes: nodes that responded.
         rows: number of inputs that it is about.
         reads_records: a node's function has read its records.
+        declared_span: part of the local training that it declares; None: none.
+        trained_spans: parts that each node's model has trained for it.
     """
 
     query: Query
     nodes: tuple[str, ...]
     rows: int
     reads_records: bool
+    declared_span: Span | None
+    trained_spans: Mapping[str, Sequence[Span]]
 
 
 class _Stopped(Exception):
@@ -141,11 +149,13 @@ class _RecordedFederation(InProcess):
     def query(
         self, query: str, *, nodes: Sequence[str] | None = None, number: int | None = None, **inputs: Any
     ) -> Responses:
-        responses = super().query(query, nodes=nodes, number=number, **inputs)
+        with _recorded_spans() as spans:
+            responses = super().query(query, nodes=nodes, number=number, **inputs)
         declared = self.queries[query]
+        span = None if declared.span is None else declared.span(inputs)
         rows = [len(inputs[name]) for name, kind in declared.sends.items() if kind in (INPUTS, INDICES)]
         reads = any(self._members[name].records_read for name in responses.nodes if name in self._members)
-        self.sent.append(_SentQuery(declared, responses.nodes, max(rows, default=0), reads))
+        self.sent.append(_SentQuery(declared, responses.nodes, max(rows, default=0), reads, span, spans))
         if len(self.sent) >= self.stop_after:
             raise _Stopped
         return responses
@@ -240,6 +250,23 @@ def _check_rows(subject: _Subject) -> str | None:
     return None
 
 
+def _check_span(subject: _Subject) -> str | None:
+    run = subject.base.run
+    totals = {node.name: run.setting.spec.nodes.local.steps(len(node.data)) for node in run.nodes}
+    for each in run.sent:
+        declared = each.declared_span
+        if declared is None and each.query.depends_on_records is None:
+            continue  # no mechanism protects it, so that none charges its training
+        for node in each.nodes:
+            spans = each.trained_spans.get(node, ())
+            taken = [step for span in spans for step in span.steps(totals[node])]
+            if taken != ([] if declared is None else list(declared.steps(totals[node]))):
+                listed = ", ".join(map(str, spans)) or "nothing"
+                expected = f"expected span to return it, and not {declared}"
+                return f"query {each.query.name} trains {listed} of the local training ({expected})"
+    return None
+
+
 def _check_records(subject: _Subject) -> str | None:
     for each in subject.base.run.sent:
         query = each.query
@@ -311,6 +338,7 @@ CHECKS: Mapping[str, Callable[[_Subject], str | None]] = {
     "run": _check_losses,
     "times": _check_times,
     "rows": _check_rows,
+    "span": _check_span,
     "records": _check_records,
     "state": _check_state,
     "determinism": _check_determinism,
@@ -425,6 +453,23 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def _recorded_spans() -> Iterator[Mapping[str, Sequence[Span]]]:
+    """Record the parts of the local training that each node's model trains."""
+    train, spans = local_training.train, defaultdict[str, list[Span]](list)
+
+    def recorded(nodes: Sequence[Node], *arguments: Any, **options: Any) -> int:
+        for node in nodes if "model" in options["roles"] else ():
+            spans[node.name].append(options["span"])
+        return train(nodes, *arguments, **options)
+
+    local_training.train = recorded
+    try:
+        yield spans
+    finally:
+        local_training.train = train
 
 
 @contextmanager

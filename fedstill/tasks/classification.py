@@ -224,13 +224,13 @@ class SoftmaxTask(Task):
     Axes after C, such as the pixels of a map, are averaged like further examples.
     """
 
-    def confidence_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def confidence_loss(self, responses: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """Return L_conf, FedIOD Eq. 3."""
-        return logit_formulas.mean_entropy(responses, pi)
+        return logit_formulas.mean_entropy(responses, share)
 
-    def uniqueness_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def uniqueness_loss(self, responses: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """Return L_unique, FedIOD Eq. 5."""
-        return -logit_formulas.js_divergence(responses, pi)
+        return -logit_formulas.js_divergence(responses, share)
 
     def balance_loss(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Return the negative entropy of the batch's mean class distribution, lowest if no class is rare.

@@ -30,27 +30,27 @@ def entropy_from_probs(probs: torch.Tensor, axis: int) -> torch.Tensor:
     return entropies.sum(axis)
 
 
-def mean_entropy(responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
-    """Return the nodes' mean entropy, FedIOD Eq. 3: ``sum_k pi_k H(q_k)``, averaged over all examples.
+def mean_entropy(responses: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """Return the nodes' mean entropy, FedIOD Eq. 3: ``sum_k share_k H(q_k)``, averaged over all examples.
 
     Args:
         responses: logits ``(K, B, C, ...)``.
-        pi: weights of the nodes ``(K,)``, summing to 1.
+        share: shares of the nodes in all examples ``(K,)``: pi_k of Eq. 2 to 5.
     """
-    return pi @ entropy(responses, 2).flatten(1).mean(1)
+    return share @ entropy(responses, 2).flatten(1).mean(1)
 
 
-def js_divergence(responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+def js_divergence(responses: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
     """Return the generalized Jensen-Shannon divergence of the nodes' predictions in nats, FedIOD Eq. 4.
 
-    It lies between 0 (all nodes agree) and the entropy of ``pi`` (all nodes certain and different).
+    It lies between 0 (all nodes agree) and the entropy of the shares (all nodes certain and different).
 
     Args:
         responses: logits ``(K, B, C, ...)``.
-        pi: weights of the nodes ``(K,)``, summing to 1.
+        share: shares of the nodes in all examples ``(K,)``: pi_k of Eq. 2 to 5.
     """
-    q_mean = torch.tensordot(pi, responses.softmax(2), dims=([0], [0]))  # (B, C, ...)
-    return entropy_from_probs(q_mean, 1).mean() - mean_entropy(responses, pi)
+    q_mean = torch.tensordot(share, responses.softmax(2), dims=([0], [0]))  # (B, C, ...)
+    return entropy_from_probs(q_mean, 1).mean() - mean_entropy(responses, share)
 
 
 def importance_weights(counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:

@@ -71,14 +71,14 @@ class MultiLabel(Task):
 
     # --- FedIOD: responses of K nodes ---
 
-    def confidence_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def confidence_loss(self, responses: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """Return L_conf, FedIOD Eq. 3, with the mean over labels of the entropy: from 0 to log 2."""
-        return pi @ bernoulli_entropy(responses).flatten(1).mean(1)
+        return share @ bernoulli_entropy(responses).flatten(1).mean(1)
 
-    def uniqueness_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def uniqueness_loss(self, responses: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """Return L_unique, FedIOD Eq. 5: minus the Jensen-Shannon divergence, averaged over labels."""
-        p = torch.tensordot(pi, responses.sigmoid(), dims=([0], [0]))  # (B, C)
-        return self.confidence_loss(responses, pi) - _bernoulli_entropy_from_probs(p).mean()
+        p = torch.tensordot(share, responses.sigmoid(), dims=([0], [0]))  # (B, C)
+        return self.confidence_loss(responses, share) - _bernoulli_entropy_from_probs(p).mean()
 
     def balance_loss(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Return a scalar that is lowest if each label is present in half of the batch."""

@@ -27,18 +27,19 @@ class NumericTask(Task):
 
     # --- FedIOD: responses of K nodes ---
 
-    def confidence_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def confidence_loss(self, responses: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """Return 0: a number does not express confidence."""
         return responses.new_zeros(())
 
-    def uniqueness_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
-        """Return ``-sum_k pi_k (y_k - y)^2`` with ``y = sum_k pi_k y_k``, averaged over inputs and pixels.
+    def uniqueness_loss(self, responses: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        """Return ``-sum_k share_k (y_k - y)^2`` with ``y = sum_k share_k y_k``, averaged over inputs and
+        pixels.
 
         This is minus the counterpart of the Jensen-Shannon divergence,
-        ``sum_k pi_k KL(N(y_k, 1/2) || N(y, 1/2))``.
+        ``sum_k share_k KL(N(y_k, 1/2) || N(y, 1/2))``.
         """
-        mean = torch.tensordot(pi, responses, dims=([0], [0]))  # (B, 1, ...)
-        variance: torch.Tensor = pi @ (responses - mean).square().flatten(1).mean(1)
+        mean = torch.tensordot(share, responses, dims=([0], [0]))  # (B, 1, ...)
+        variance: torch.Tensor = share @ (responses - mean).square().flatten(1).mean(1)
         return -variance
 
     def balance_loss(self, ensembled: torch.Tensor) -> torch.Tensor:

@@ -232,21 +232,21 @@ class Task(ABC):
     # --- FedIOD: responses of K nodes ---
 
     @abstractmethod
-    def confidence_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def confidence_loss(self, responses: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """Return L_conf, FedIOD Eq. 3, a scalar: the mean entropy of the responses.
 
         Args:
             responses: outputs of the nodes, ``(K, B, C, ...)``.
-            pi: weights of the nodes, ``(K,)``, summing to 1.
+            share: shares of the nodes in all examples, ``(K,)``: pi_k of Eq. 2 to 5.
         """
 
     @abstractmethod
-    def uniqueness_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def uniqueness_loss(self, responses: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """Return L_unique, FedIOD Eq. 5, a scalar: lower if the nodes agree less.
 
         Args:
             responses: outputs of the nodes, ``(K, B, C, ...)``.
-            pi: weights of the nodes, ``(K,)``, summing to 1.
+            share: shares of the nodes in all examples, ``(K,)``: pi_k of Eq. 2 to 5.
         """
 
     @abstractmethod

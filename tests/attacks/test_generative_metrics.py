@@ -18,8 +18,9 @@ from fedstill.attacks.generative_metrics import (
     penultimate_extractor,
     pixel_extractor,
 )
-from fedstill.core.errors import ArgumentError, DataError, ModelError
+from fedstill.core.errors import DataError, ModelError
 from fedstill.models.image_classifiers import LeNet5
+from tests.support.errors import raises_invalid
 
 
 def gauss(count: int, seed: int, size: int = 5) -> torch.Tensor:
@@ -183,5 +184,5 @@ def test_penultimate_extractor_supports_any_architecture() -> None:
 def test_extractor_rejects_nan_and_empty_input() -> None:
     with pytest.raises(DataError, match="pixels: NaN"):
         pixel_extractor()(torch.full((2, 1, 4, 4), math.nan))
-    with pytest.raises(ArgumentError, match="images"):
+    with raises_invalid("images", 0):
         pixel_extractor()(torch.zeros(0, 1, 4, 4))

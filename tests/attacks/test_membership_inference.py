@@ -23,11 +23,12 @@ from fedstill.attacks.membership_inference import (
     target_logits,
 )
 from fedstill.attacks.transcript import ObservedSimulation, ReplayedRun, ServerTranscript
-from fedstill.core.errors import ArgumentError, MethodRefused
+from fedstill.core.errors import MethodRefused
 from fedstill.models.inference import predict
 from fedstill.protocol.secure_aggregation import SUM
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.reconstruction import ReconstructionConfig
+from tests.support.errors import raises_invalid
 from tests.support.runs import FEDAVG, SGD, replay
 
 FEW = MembershipInference(shadows=8)
@@ -224,7 +225,8 @@ def test_rejects_inapplicable_runs_in_one_line() -> None:
         {"responses": -1},
         {"trained": "both"},
     ):
-        with pytest.raises(ArgumentError, match="membership"):
+        ((name, value),) = bad.items()
+        with raises_invalid(f"membership.{name}", value):
             MembershipInference(**bad)  # type: ignore[arg-type]
     again = replay(FEDAVG)
     experiment, transcript = replay_to_end(again)

@@ -12,13 +12,14 @@ import pytest
 
 from fedstill.cli.audit import SECRET, SECURITY
 from fedstill.cli.main import dispatch
-from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
+from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.node import owner_folder
 from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event
 from tests.support.audit_logs import edit
+from tests.support.errors import raises_invalid
 
 Capture = pytest.CaptureFixture[str]
 
@@ -348,8 +349,8 @@ def test_export(clinic: Path, capsys: Capture) -> None:
     stdout_of(capsys, "export", clinic, "--out", lines)
     secretive = [{name: row[name] for name in row if name not in (*SECRET, *SECURITY)} for row in output]
     assert [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] == secretive
-    for out in (lines, clinic.parent / "out.txt", ""):
-        with pytest.raises(ArgumentError, match="--out"):
+    for out, expected in ((lines, "does not exist"), (clinic.parent / "out.txt", ".jsonl"), ("", ".jsonl")):
+        with raises_invalid("--out", str(out) or ".", expected):
             dispatch(["audit", "export", str(clinic), "--out", str(out)])
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 1")
     with pytest.raises(FedstillError, match=r"not sound.*entry 1 "):

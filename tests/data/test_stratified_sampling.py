@@ -99,7 +99,7 @@ def test_each_site_has_patients_in_both_parts(seed: int, share: float) -> None:
 
 
 def test_rejects_sites_with_one_patient() -> None:
-    with pytest.raises(ArgumentError, match="'b'"):
+    with raises_invalid("data.sites", "b", "two or more"):
         sample_units_per_site(
             np.zeros(4, int), np.array([0, 1, 2, 2]), np.array(list("aabb")), 0.5, np.random.default_rng(0)
         )

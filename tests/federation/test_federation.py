@@ -147,6 +147,18 @@ def test_second_backward_is_equal_and_not_counted(stacked: bool) -> None:
         torch.autograd.grad(2 * loss, x)
 
 
+@ENGINES
+def test_outputs_outside_the_loss_get_no_gradient(stacked: bool) -> None:
+    world, x = World(stacked=stacked), image()
+    logits = world.federation.query("predict_logits", x=x)["logits"]
+    before = world.audit.traffic_totals()["down"]
+    (grad,) = torch.autograd.grad(logits.square().sum(), x)
+    sent = world.audit.traffic_totals()["down"] - before
+    assert sent == len(MIXED) * 4 * B * 3  # float32 for each logit, and nothing for the critic
+    v = image()
+    close(grad, torch.autograd.grad(world.plain(v)["logits"].square().sum(), v)[0])
+
+
 def test_responses_require_grad_only_with_grad_inputs() -> None:
     world = World(ALIKE)
     call = world.federation.query

@@ -40,6 +40,7 @@ from fedstill.protocol.wire_format import pack, unpack
 from fedstill.runs.simulation import build_simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
 from tests.support.audit_logs import total_charged
+from tests.support.errors import raises_refused
 from tests.support.links import Away, Loopback, Serve, here, tiny
 
 WAYS: dict[str, list[dict[str, Any]]] = {
@@ -117,7 +118,7 @@ def test_remote_run_with_mechanism_equals_simulation(method: str, mechanism: str
 
 
 def test_remote_run_has_no_node_data(tmp_path: Path) -> None:
-    with pytest.raises(QueryRefused, match="private data"):
+    with raises_refused("private data", query="upload_data", node="node-0"):
         Away(tiny("centralized"), tmp_path).live().run()
 
 
@@ -507,7 +508,7 @@ def test_repeated_query_after_others_is_charged_again() -> None:
         "who says nothing of it is asked the same again"
     )
     nodes.breaks("one", "answer_query", after(7))
-    with pytest.raises(FedstillError, match="7"):
+    with pytest.raises(NodeFault, match=r"privacy\.history_hash is 7"):
         nodes.query()
 
 

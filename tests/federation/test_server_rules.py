@@ -15,6 +15,7 @@ from fedstill.runs import presets
 from fedstill.runs.deployment import server_config_toml, write_run_job
 from fedstill.runs.flare_server import ServerProgram
 from fedstill.runs.spec import from_dict, load, read_toml
+from tests.support.errors import raises_invalid
 
 OWN = "class Boom:\n    open({!r}, 'w').close()\n"
 
@@ -58,7 +59,7 @@ def test_server_allows_listed_modules(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run", ["../provision", "/etc", "a/b", "..", "", "x" * 101, "a\n"])
 def test_rejects_run_names_with_paths(run: str) -> None:
-    with pytest.raises(ArgumentError, match="run = "):
+    with raises_invalid("run", run, "100"):
         ServerProgram("", run)
 
 

@@ -29,7 +29,7 @@ from fedstill.protocol.wire_format import json_from_tensor, json_to_tensor, pack
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
 from fedstill.tasks.classification import Classification
-from tests.support.errors import raises_refused
+from tests.support.errors import raises_invalid, raises_refused
 from tests.support.links import NAMES, Away, tiny
 from tests.support.request_handlers import respond
 from tests.support.small_world import SETTING
@@ -215,8 +215,8 @@ def test_mechanisms_refuse_ragged_outputs(of: Any) -> None:
 
 
 def test_rejects_undeclared_outputs() -> None:
-    for declaration in ({"ragged": ("sme",)}, {"json_values": ("wsh",)}):
-        with pytest.raises(ArgumentError, match="expected"):
+    for declaration, name in (({"ragged": ("sme",)}, "sme"), ({"json_values": ("wsh",)}, "wsh")):
+        with raises_invalid("query tell", [name], "sent or released"):
             Query(
                 Tells().tell,
                 sends={"wish": WISH},

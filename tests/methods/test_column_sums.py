@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, QueryRefused
+from fedstill.core.errors import ArgumentError
 from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data import table_data
 from fedstill.methods.column_sums import ColumnSums, compute_column_sums, schema_with_scales
@@ -134,7 +134,7 @@ PARTS = [rows(CELLS), rows({**CELLS, "age": [100, 100, 100, 100]})]
 
 def test_run_writes_schema_with_scales_and_logs_the_charge(tmp_path: Path) -> None:
     policy, private = PolicyConfig(kinds=("column sums",)), DPSGD(epsilon=3.0, sums_noise=1e-6)
-    with pytest.raises(QueryRefused, match="epsilon"):
+    with raises_refused("privacy budget", "epsilon 3", query="sum_columns", node="node-0"):
         Simulation(setting(policy, PARTS, privacies=[private] * 2)).run()
     loose = DPSGD(sums_noise=1e-6)
     experiment = Simulation(setting(policy, PARTS, privacies=[loose] * 2))

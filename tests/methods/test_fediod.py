@@ -302,6 +302,23 @@ def test_frozen_student_parameters_stay_frozen() -> None:
     assert wanted == [False, False] + [True] * (len(wanted) - 2)
 
 
+@pytest.mark.parametrize("importance", ["fakeness", "realness"])
+def test_mean_critic_outputs_on_real_data_get_no_gradient(
+    importance: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not depend on x, and the importance weights are constants in G's loss."""
+    one, sent = world(replace(SMALL, importance=importance)), []
+    collect = one.server.federation.collect_gradients
+
+    def recorded(number: int, query: str, output_gradients: Any, encoding: Any = None) -> Any:
+        sent.extend(set(each) for each in output_gradients.values())
+        return collect(number, query, output_gradients, encoding)
+
+    monkeypatch.setattr(one.server.federation, "collect_gradients", recorded)
+    one.server.step()
+    assert sent == [{"logits", "critic"}] * len(one.nodes)
+
+
 # --- looks, images -------------------------------------------------------------------------------
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from fedstill.core.compute import EngineConfig
-from fedstill.core.errors import QueryRefused
 from fedstill.methods._server import Server
 from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_log import FILE, AuditLog
@@ -118,6 +117,16 @@ def test_fediod_under_dp_sgd_by_hand() -> None:
         assert total_charged(experiment.audit, node.name) == (cost_to_dict(cost), 0)
 
 
+def test_critic_steps_of_queries_with_differences_cost_no_more() -> None:
+    """Three times as many inputs are in a query, and as many records in a step of the critic."""
+    options = {"backpropagate": False, "directions": 2}
+    experiment, _ = ran(setting("fediod", options, [privately("dp-sgd")] * 3))
+    assert experiment.side.queries["predict_logits"].rows == 3 * 8
+    for node, size in zip(experiment.nodes, SIZES, strict=True):
+        cost = cost_from_dict(total_charged(experiment.audit, node.name)[0])
+        assert cost[Event("gaussian", 1.0, rate=8 / size)] == 3
+
+
 def test_fediod_under_pate_by_hand() -> None:
     experiment, _ = ran(setting("fediod", {"gan": 0.0}, [privately("pate")] * 3))
     cost = cost_from_dict(total_charged(experiment.audit, "node-1")[0])
@@ -220,7 +229,7 @@ def test_training_rounds_are_refused_under_pate_and_unprotected_under_noisy_outp
         Simulation(setting("fedavg", {}, [privately("pate")] * 3))
     _, metrics = ran(setting("fedavg", {}, [privately("noisy-outputs")] * 3))
     assert metrics["privacy"]["text"] == "no guarantee"
-    with pytest.raises(QueryRefused, match="guarantee"):
+    with raises_refused("privacy: a budget is set", "noisy-outputs", "parameters", query="count_samples"):
         Simulation(setting("fedavg", {}, [privately("noisy-outputs", epsilon=100.0)] * 3))
 
 
@@ -231,7 +240,7 @@ def test_public_data_among_a_nodes_own_are_refused_under_a_mechanism() -> None:
 
 def test_ratings_of_critics_on_the_records_themselves_are_refused_under_a_budget() -> None:
     bare = setting("fediod", {"importance": "realness"}, [privately("pate", epsilon=1e6)] * 3)
-    with pytest.raises(QueryRefused, match="guarantee"):
+    with raises_refused("privacy: a budget is set", "pate", "critic", query="count_labels"):
         Simulation(bare)
 
 

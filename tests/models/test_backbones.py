@@ -54,7 +54,7 @@ def test_pixels_are_resized_repeated_and_normalized_as_the_backbone_expects() ->
 
 
 def test_images_with_other_channels_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="3 channels"):
+    with raises_invalid("features.backbone", "3 channels", "2"):
         PixelConversion(RawInputs((2, 8, 8)), 3, 0, (), ())
 
 
@@ -235,7 +235,7 @@ def test_sentence_encoder_averages_over_tokens_and_ignores_padding(tmp_path: Pat
     ids = torch.tensor([[2, 5, 3, 0, 0, 0], [2, 6, 7, 8, 5, 3]])
     states = backbone.network.model(input_ids=ids[:1, :3]).last_hidden_state
     torch.testing.assert_close(backbone(ids)[0], states[0].mean(0))
-    with pytest.raises(ArgumentError, match="tokens"):
+    with raises_invalid("features.backbone", f"hf:{tmp_path}", f"data.vocabulary = 'hf:{tmp_path}'"):
         load_backbone(Features(f"hf:{tmp_path}"), RawInputs((6,), vocabulary=words + 1))
 
 

@@ -246,7 +246,7 @@ def test_rejects_options_that_do_not_fit_the_kind_of_model(tmp_path: Path) -> No
     with raises_invalid("model.weights", "w.safetensors", "none"):
         build_source(lambda x: x[:, :2], table(), weights="w.safetensors")
     labels = Interface(TASKS["multi-label"]().make(("no", "yes")), ("no", "yes"), (1, 8, 8))
-    with pytest.raises(ModelError, match="each input"):
+    with pytest.raises(ModelError, match=r"a function, .* multi-label"):
         build_source(lambda x: x, labels)
 
 
@@ -315,7 +315,9 @@ def test_endpoint_redirects_failures_and_long_responses_are_errors(monkeypatch: 
     rows = np.zeros((2, 5))
     with serving(lambda _: {}, status=302) as url, pytest.raises(PredictorError, match="with status 302"):
         Endpoint(url)(rows)
-    with pytest.raises(PredictorError, match="be reached"):  # it is gone
+    with pytest.raises(
+        PredictorError, match=r"http://127\.0\.0\.1:\d+/predict cannot be reached"
+    ):  # it is gone
         Endpoint(url)(rows)
     monkeypatch.setattr(predictors, "MAX_RESPONSE_BYTES", 10)
     response = {"logits": [[1, 2]] * 2}

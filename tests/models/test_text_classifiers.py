@@ -103,5 +103,5 @@ def without_vocabulary(shape: tuple[int, ...], classes: int) -> nn.Module:
 def test_custom_network_receives_vocabulary_size() -> None:
     model = models.build(f"{__name__}:custom_network", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
     models.check_module(model, (LENGTH,), (CLASSES,), "model", "texts")
-    with pytest.raises(ModelError, match="be built"):
+    with pytest.raises(ModelError, match="without_vocabulary' cannot be built"):
         models.build(f"{__name__}:without_vocabulary", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)

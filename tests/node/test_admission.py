@@ -787,7 +787,11 @@ def test_security_events_hold_no_private_values(tmp_path: Path) -> None:
     clinic.ready()
     clinic.query(0)
     assert "max_bytes" in clinic.query(1)["rule"]
-    text = json.dumps(security_events(clinic.folder))
+    chance = ("at", "hash")  # seconds and digits in which any number may stand
+    lines = [
+        {name: line[name] for name in line if name not in chance} for line in security_events(clinic.folder)
+    ]
+    text = json.dumps(lines)
     assert {"refused", "joined", "policy"} <= set(events(clinic))
     for private in ("4711", "31415926535", "40 ", "0.25", str(tmp_path), "(40", "9, 9"):
         assert private not in text, private

@@ -396,7 +396,7 @@ def test_edited_log_is_refused_until_accepted(kind: str, path: Path) -> None:
         assert spent.total_events["gaussian(1.1)"] >= 7  # six rows and one: nothing was gained
         assert spent.total_events["laplace(10.0)"] >= 14
     edit(path, "UPDATE entries SET line = line || ' ' WHERE entry = (SELECT min(entry) FROM entries)")
-    with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match="entry"):
+    with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match="entry 1 is"):
         audit.verify()  # what was settled is settled as it was
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fedstill.core.errors import ArgumentError
 from fedstill.core.hashing import chain_hash
 from fedstill.node.audit_log import AuditError, AuditLog, Spending
 from tests.support.audit_logs import edit, entry, fill, head
+from tests.support.errors import raises_invalid
 
 
 @pytest.fixture
@@ -201,5 +201,5 @@ def test_unstored_entry_blocks_release(path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("because", [" ", "\udcff"])
 def test_acceptance_needs_a_reason(because: str, path: Path) -> None:
     head(path).unlink()
-    with closing(AuditLog(path)) as audit, pytest.raises(ArgumentError, match="because"):
+    with closing(AuditLog(path)) as audit, raises_invalid("because", because):
         audit.accept(because)

@@ -86,7 +86,7 @@ def test_endlessly_nested_state_gives_one_line_error(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr("fedstill.core.checkpoint.json.dumps", lambda tree: "[" * 100_000)
         save_state(tmp_path / "state", {})
-    with pytest.raises(RunFolderError, match="state"):
+    with pytest.raises(RunFolderError, match="state is not a checkpoint"):
         load_state(tmp_path / "state")
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fedstill.core.errors import ArgumentError, QueryRefused
+from fedstill.core.errors import QueryRefused
 from fedstill.methods._label_maps import DIFFERENCE, LABEL_MAPS
 from fedstill.methods.fedad import ATTENTION
 from fedstill.methods.fedkd import LOGIT_RANGE
@@ -32,7 +32,7 @@ from fedstill.protocol.wire_format import SCALE
 from fedstill.tasks import TargetKind, Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
-from tests.support.errors import raises_refused
+from tests.support.errors import raises_invalid, raises_refused
 from tests.support.privacy import make_mechanism
 from tests.support.small_world import SETTING, count_labels
 
@@ -525,7 +525,7 @@ def test_budget_refusal_names_kinds_without_guarantee() -> None:
 def test_noise_needs_setup_hash() -> None:
     made = PrivacyMechanism("clinic", DPSGD(), side(), LOCAL, EXAMPLES, TASK)
     for sampler in (made.noise_sampler, made.dp_sgd_parameters()["model"].sampler):
-        with pytest.raises(ArgumentError, match="setup_hash"):
+        with raises_invalid("setup_hash", ""):
             sampler("gate", 1)
 
 

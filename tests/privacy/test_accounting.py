@@ -13,7 +13,6 @@ from scipy import integrate, optimize, stats
 from scipy.signal import fftconvolve
 
 from fedstill.core import timing
-from fedstill.core.errors import ArgumentError
 from fedstill.privacy import accounting
 from fedstill.privacy.accounting import calibrate_noise, compute_epsilon, is_within_epsilon, max_repetitions
 from fedstill.privacy.config import Accountant
@@ -280,7 +279,7 @@ def test_calibration_rejects_unreachable_epsilon() -> None:
 
 @pytest.mark.parametrize("delta", [-0.1, 1.0, math.nan])
 def test_rejects_invalid_delta(delta: float) -> None:
-    with pytest.raises(ArgumentError, match="delta"):
+    with raises_invalid("delta", delta, "below 1"):
         compute_epsilon(DPSGD, delta)
 
 

@@ -150,7 +150,31 @@ class ReadsRecords(Distills):
         yield from (replace(query, stackable=False) for query in super().queries(setting))
 
     def learn(self, node: NodeView, rows: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
+        super().learn(node, rows, round)
         return {"logits": node.model(node.data.inputs[: len(rows)])}
+
+
+class UndeclaredSpan(Distills):
+    def queries(self, setting: NodeSetting) -> Iterable[Query]:
+        yield from (replace(query, span=None) for query in super().queries(setting))
+
+
+class OtherSpan(Distills):
+    """Trains the first round's part in each round."""
+
+    def learn(self, node: NodeView, rows: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
+        return super().learn(node, rows, 0)
+
+
+class SpanTwice(Distills):
+    def learn(self, node: NodeView, rows: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
+        node.train(Span.part(round, self.rounds))
+        return super().learn(node, rows, round)
+
+
+class SpanWithoutTraining(Distills):
+    def learn(self, node: NodeView, rows: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
+        return {"logits": node.model(node.public.inputs[rows])}
 
 
 class OtherNodesWeights(Distills):
@@ -211,6 +235,10 @@ def test_sound_method_passes() -> None:
         (Repeats, "times", "learn was sent 6 times"),
         (NeverSends, "times", "never was never sent"),
         (ManyRows, "rows", "about 8 inputs"),
+        (UndeclaredSpan, "span", "trains Span(start=0, stop=1, parts=3)"),
+        (OtherSpan, "span", "trains Span(start=0, stop=1, parts=3)"),
+        (SpanTwice, "span", "trains Span(start=0, stop=1, parts=3), Span(start=0, stop=1, parts=3)"),
+        (SpanWithoutTraining, "span", "trains nothing"),
         (ReadsRecords, "records", "learn reads the node's records"),
         (OtherNodesWeights, "stacked", "differ by"),
         (GlobalRandomness, "determinism", "losses"),

@@ -223,7 +223,7 @@ def test_image_folder_is_read_for_predict_and_evaluate(cats: Path, tmp_path: Pat
             pixels = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{number}.png")
     student = fedstill.load(cats)
-    with pytest.raises(DataError, match="fit"):
+    with pytest.raises(DataError, match=r"3 x 16 x 16 .*3 x 8 x 8.*--fit"):
         predict(student, str(tmp_path / "pets"), EvaluationDataOptions(), tmp_path / "a.csv")
     assert predict(student, str(tmp_path / "pets"), EvaluationDataOptions(fit=True), tmp_path / "a.csv") == 4
     lines = list(csv.DictReader((tmp_path / "a.csv").open(encoding="utf-8")))

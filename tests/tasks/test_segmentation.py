@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.dataset import CaseIndex, TensorData
-from fedstill.core.errors import ArgumentError
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.segmentation import (
     MapTask,
@@ -275,7 +274,7 @@ def test_segmentation_options_reach_the_task() -> None:
 
 
 def test_rejects_single_class() -> None:
-    with pytest.raises(ArgumentError, match="2 or more"):
+    with raises_invalid("classes", 1, "2"):
         Segmentation(1)
 
 
