@@ -46,14 +46,17 @@ types: $(VENV)/.tests
 
 # One thread each. Three processes for two cores, since the first tests mostly wait (tests/conftest.py). Many
 # processes import the package, so it is compiled once for all of them, whatever the shell says of bytecode.
-# Tests start FLARE's processes, whose timeouts a busy machine can exceed: those that fail are run a second time,
-# alone, and both results are printed. A test that fails twice fails.
+# Tests marked "waits" start FLARE's processes, whose timeouts a busy machine can exceed. If only such tests fail,
+# they run a second time, alone; both results are printed, and what fails twice fails.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --durations=10
+FAILED := --last-failed --last-failed-no-failures none
 tests: $(VENV)/.tests
-	@$(PYTEST) -n 3 --dist worksteal fedstill tests; status=$$?; \
+	@$(PYTEST) -n 3 --dist worksteal --cache-clear fedstill tests; status=$$?; \
 	if [ $$status -ne 1 ]; then exit $$status; fi; \
-	echo "Tests failed. They run once more, one at a time:"; \
-	$(PYTEST) --last-failed --last-failed-no-failures none fedstill tests
+	$(PYTEST) $(FAILED) -m "not waits" --collect-only fedstill tests > /dev/null; \
+	if [ $$? -ne 5 ]; then exit 1; fi; \
+	echo "Tests of FLARE's processes failed. They run once more, one at a time:"; \
+	$(PYTEST) $(FAILED) -m waits fedstill tests
 
 # Downloads packages only. A warning, such as a broken link, is an error.
 docs: $(VENV)/.docs

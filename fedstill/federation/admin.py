@@ -27,6 +27,7 @@ from fedstill.federation.provision import require_flare
 
 PATIENCE = 10.0  # seconds to reach the server
 COMMAND_TIMEOUT = 60.0  # seconds in which a busy server must reply; FLARE's own default is 5
+PROGRESS_TIMEOUT = 5.0  # for the process of a job, which may hang: a caller repeats the command
 
 
 class Admin:
@@ -128,7 +129,7 @@ class Admin:
                 these is returned.
         """
         with contextlib.suppress(DeployError, RunFolderError):  # the job is not running
-            with self._flare_errors():
+            with self._timeout(PROGRESS_TIMEOUT), self._flare_errors():
                 reply = self._session.do_app_command(job, PROGRESS_TOPIC, {METRICS: known})
             note, lines = str(reply["note"]), reply[METRICS]
             return ProgressSnapshot.parse(note, Path(job)) if note else None, lines
@@ -179,6 +180,15 @@ class Admin:
         """Accept a revoked node again; return whether it was revoked until now."""
         with self._flare_errors():
             return bool(self._session.enable_client(node)["clients"][0]["was_disabled"])
+
+    @contextlib.contextmanager
+    def _timeout(self, seconds: float) -> Iterator[None]:
+        """Limit the time of commands, at the server too."""
+        self._session.set_timeout(seconds)
+        try:
+            yield
+        finally:
+            self._session.set_timeout(COMMAND_TIMEOUT)
 
     @contextlib.contextmanager
     def _flare_errors(self) -> Iterator[None]:

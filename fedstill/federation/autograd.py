@@ -61,7 +61,8 @@ class FederatedQuery(torch.autograd.Function):
         call.responding_nodes = tuple(responses)
         call.output_names = tuple(next(iter(responses.values())))
         ctx.call = call
-        ctx.set_materialize_grads(False)  # nodes get no gradients of outputs that the loss does not use
+        # Nodes get no gradients of outputs that the loss does not use, but for sums.
+        ctx.set_materialize_grads(bool(call.source.queries[call.query].sums))
         ctx.save_for_backward(*tensors)
         return tuple(
             torch.stack([response[name] for response in responses.values()]) for name in call.output_names

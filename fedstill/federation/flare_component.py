@@ -303,9 +303,11 @@ def update_connection_on_replies(
             if code == ReturnCode.UNAUTHENTICATED:
                 if topic == CellChannelTopic.Register:  # FLARE gives up meanwhile, with a traceback
                     sys.stdout = sys.stderr = io.StringIO()
-                contact.set_refused(str(reply.get_header(MessageHeaderKey.ERROR)))
-                if topic == CellChannelTopic.Register:
-                    leave()
+                try:
+                    contact.set_refused(str(reply.get_header(MessageHeaderKey.ERROR)))
+                finally:
+                    if topic == CellChannelTopic.Register:
+                        leave()
             elif code == ReturnCode.OK:
                 contact.set_connected()
             last = time.monotonic()

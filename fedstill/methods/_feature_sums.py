@@ -31,18 +31,29 @@ FEATURE_SUMS = PayloadKind(
     "a node's number of examples of each class, with the sums of their features and of products of features",
     category="moments",
 )
-UNBOUNDED_SUMS = PayloadKind(
-    str(FEATURE_SUMS),
-    FEATURE_SUMS.description,
+UNBOUNDED_SUMS = PayloadKind(  # of another name, as who lets noisy sums leave may not want exact ones to
+    "unbounded feature sums",
+    f"{FEATURE_SUMS.description}, of any length",
     category="records",
     opt_out="noise can protect the sums of features of a bounded length (method.clip)",
 )
 PARTS = 3  # of the vector, each of which an example moves by 1 at most
+MAX_CLIP = 1e6
 
 
 def sums_kind(clip: float) -> PayloadKind:
     """Return the payload kind of the sums: without a bound no noise can protect them."""
     return UNBOUNDED_SUMS if math.isinf(clip) else FEATURE_SUMS
+
+
+def require_clip(clip: float) -> None:
+    """Check the largest root mean square of a feature vector, whose square is computed in float64.
+
+    Raises:
+        ArgumentError: it is finite and very large.
+    """
+    if not math.isinf(clip) and clip > MAX_CLIP:
+        raise ArgumentError("method.clip", clip, f"above 0 and up to {MAX_CLIP:g}, or inf")
 
 
 def require_vectors(x: torch.Tensor) -> torch.Tensor:

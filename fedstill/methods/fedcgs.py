@@ -35,7 +35,7 @@ from fedstill.methods import (
     Server,
     Tensors,
 )
-from fedstill.methods._feature_sums import FeatureSums, in_float32, sums_kind
+from fedstill.methods._feature_sums import FeatureSums, in_float32, require_clip, sums_kind
 
 ABSENT = -1e9  # logit of a class that no node holds: finite, and below all others
 PRESENT = 0.5  # a class with fewer examples is absent; noise makes numbers that are not whole
@@ -65,6 +65,10 @@ class FedCGS(Method):
     paper: none, and no privacy mechanism can protect the sums. 1 changes nothing with features.normalize =
     "example".
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_clip(self.clip)
 
     def needs(self) -> Needs:
         return Needs(vectors=True, single_label=True)

@@ -37,7 +37,14 @@ from fedstill.methods import (
     Tensors,
     torch_generator,
 )
-from fedstill.methods._feature_sums import FeatureSums, bound_vectors, in_float32, require_vectors, sums_kind
+from fedstill.methods._feature_sums import (
+    FeatureSums,
+    bound_vectors,
+    in_float32,
+    require_clip,
+    require_vectors,
+    sums_kind,
+)
 from fedstill.methods._public_data import StudentTraining, distill, iterate_batches
 from fedstill.protocol.payload_kinds import LABEL_COUNTS
 
@@ -117,6 +124,7 @@ class FedPFT(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.student.require_epochs()
+        require_clip(self.clip)
 
     @property
     def total_steps(self) -> int:

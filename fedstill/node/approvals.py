@@ -41,7 +41,7 @@ FOLDER = "requests"
 USED = "used"  # an approval for one run, by that run; the other states are those of the audit log
 MAX_WAITING_PER_SERVER = 20  # a server could fill the owner's list
 MAX_WAITING = 500  # of all servers: one with changing keys could fill the disk
-MAX_DESCRIPTION_BYTES = 1_000_000  # of a description, which the owner is shown in full
+MAX_DESCRIPTION_BYTES = 200_000  # of a description, which the owner is shown in full
 MAX_RUNS = 1000  # runs of one approval that are remembered: a server could fill the disk with refused joins
 # Digits of a SHA-256 that name a request, and that approve it: a server can make a description that agrees
 # with another in few of them.
@@ -344,7 +344,7 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
     target = f"; target {schema.target}" if schema else ""
     event = f"; event {schema.event}, {schema.intervals} intervals" if schema.event else ""
     task = _describe_options(spec.pop("task"))
-    public_text = f"{public['name']}, {public['inputs']} inputs, {public['fingerprint']}"
+    public_text = f"{json.dumps(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
     facts = {
         "state": request.state,
         "run": f"{request.run}, requested {request.requested_at}",
@@ -354,11 +354,6 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
         "at most": f"{queries}, {bytes_text}",
         "inputs": f"{task}; {inputs}{target}{event}",
         "input format": _describe_options(spec),
-        **(
-            {"columns": list(map(_describe_column, schema.columns))}
-            if schema
-            else {"classes": ", ".join(classes)}
-        ),
         **({"features": _describe_options(run["features"])} if "features" in run else {}),
         "public": public_text if public["fingerprint"] else "none",
         "wire": _describe_options(run["wire"]),
@@ -366,6 +361,12 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
         if run["secure_aggregation"]
         else "each node's responses",
         "server says": f"student {student}; {quorum}",
+        # Last, as there may be many.
+        **(
+            {"columns": list(map(_describe_column, schema.columns))}
+            if schema
+            else {"classes": ", ".join(classes)}
+        ),
     }
     return {
         topic: to_printable_line(text, None)

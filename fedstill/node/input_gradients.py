@@ -48,7 +48,7 @@ def compute_input_gradients(
     for node, received in output_gradients.items():
         _check_output_gradients(exchange, node, received.decompressed)
     exchange.input_gradients = _backward(exchange, nodes, output_gradients)
-    if not exchange.input_gradients:  # no graph, or the outputs do not depend on the inputs
+    if not exchange.input_gradients:  # no graph
         raise QueryMismatch(first_node, query.name, exchange.number)
     exchange.gradients = gradients
     exchange.inputs, exchange.outputs = {}, {}  # free the graph
@@ -83,7 +83,7 @@ def _backward(
     exchange: Exchange, nodes: Sequence[Node], output_gradients: OutputGradients
 ) -> list[torch.Tensor]:
     """Return the gradients of a query's inputs, ``(G, ...)`` each, zero for nodes without output gradients;
-    an empty list if no output with a gradient depends on them.
+    an empty list without a graph.
     """
     weighted = {
         node.name: _weighted(node, exchange, received)
@@ -94,14 +94,17 @@ def _backward(
     # Outputs that do not depend on the inputs (a mean over the node's examples) have no gradient.
     outputs = {key: output for key, output in exchange.outputs.items() if isinstance(output, torch.Tensor)}
     names = [key for key, output in outputs.items() if output.requires_grad and key in sample]
+    inputs = [exchange.inputs[key] for key in exchange.query.differentiable]
     if not names:
-        return []
+        return [torch.zeros_like(each) for each in inputs if each.requires_grad]
     zeros = {key: torch.zeros_like(sample[key]) for key in names}
     per_node = [weighted.get(node.name, zeros) for node in nodes]
     grads = torch.autograd.grad(
         [exchange.outputs[key] for key in names],
-        [exchange.inputs[key] for key in exchange.query.differentiable],
+        inputs,
         [stack_tensors([gradients[key] for gradients in per_node]) for key in names],
+        allow_unused=True,  # zeros of an input that these outputs do not depend on
+        materialize_grads=True,
     )
     return list(grads)
 

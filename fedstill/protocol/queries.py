@@ -217,6 +217,8 @@ class Query:
         unstacked = [*rare.ragged, *rare.json_values]
         if rare.gradients.category != "gradients":
             raise ArgumentError(f"gradients of query {self.name}", rare.gradients, "a kind of gradients")
+        if not (rare.step_records >= 0 and rare.step_records % 1 == 0):
+            raise ArgumentError(f"step_records of query {self.name}", rare.step_records, "an integer >= 0")
         undeclared = {*rare.ragged} - self.releases.keys()
         undeclared |= {*rare.json_values} - self.sends.keys() - self.releases.keys()
         if undeclared:

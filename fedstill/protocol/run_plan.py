@@ -336,12 +336,6 @@ def _check_moments(moments: tuple[torch.Tensor, ...], width: int) -> tuple[torch
     return moments[0], moments[1]
 
 
-def check_public_rows(public: PublicData, max_rows: int) -> None:
-    """Refuse public data of more inputs than a node's policy allows; 0 is no limit."""
-    if 0 < max_rows < (rows := len(public.inputs)):
-        raise DataError(f"public data have {rows} inputs (expected {max_rows}, by policy max_rows)")
-
-
 def check_public(public: PublicData, spec: DataSpec, max_rows: int) -> None:
     """Check received public data.
 
@@ -357,7 +351,10 @@ def check_public(public: PublicData, spec: DataSpec, max_rows: int) -> None:
     if tuple(inputs.shape[1:]) != spec.shape or not len(inputs):
         shape = f"(N, {', '.join(map(str, spec.shape))})"
         raise DataError(f"public inputs are of shape {tuple(inputs.shape)} (expected {shape})")
-    check_public_rows(public, max_rows)
+    if 0 < max_rows < len(inputs):
+        raise DataError(
+            f"public data have {len(inputs)} inputs (expected up to {max_rows}, by policy max_rows)"
+        )
     task = spec.make_task()
     labels = task.empty_targets(len(inputs), spec.shape) if public.labels is None else public.labels
     task.check(TensorData(inputs, labels), "public data")

@@ -36,7 +36,6 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.needs import Needs, unmet_need
-from fedstill.protocol.run_plan import check_public_rows
 from fedstill.runs.feature_space import FeatureSpace, on_features, to_feature_space
 from fedstill.runs.spec import RunSpec, fingerprint_options
 from fedstill.tasks import Task
@@ -196,8 +195,10 @@ def check_nodes(setting: Setting) -> None:
             raise ArgumentError(f"input shape of {node.name}", found, f"{shape}, as in the test data")
         check_range(setting, node.data, f"data of {node.name}")
         models.check_module(node.model, shape, outputs, f"model of {node.name}", setting.task.form)
-        if setting.public is not None:
-            check_public_rows(setting.public, node.policy.max_rows)
+        if setting.public is not None and 0 < node.policy.max_rows < (rows := len(setting.public.inputs)):
+            option = "nodes.policy.max_rows"
+            limit = f"up to {node.policy.max_rows}, by {by_caller(option, option, 'max_rows of its policy')}"
+            raise ArgumentError("public inputs", rows, limit)
     owners = [*((node.name, node.model) for node in setting.nodes), ("the student", setting.student)]
     owner_by_parameter: dict[int, str] = {}
     for owner, model in owners:

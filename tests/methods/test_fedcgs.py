@@ -22,6 +22,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import MethodRefused
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fedcgs import FedCGS
+from fedstill.methods.fedpft import FedPFT
 from fedstill.models import MLP
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.policy import PolicyConfig
@@ -137,16 +138,27 @@ def test_noisy_sums_are_charged_as_one_event(tmp_path: Path) -> None:
 
 def test_budget_needs_features_of_a_bounded_length() -> None:
     private = [DPSGD(epsilon=3.0)] * 3
-    with raises_refused("privacy", "feature sums", "method.clip", query="sum_features"):
+    with raises_refused("privacy", "unbounded feature sums", "method.clip", query="sum_features"):
         Simulation(setting(FedCGS(), privacies=private))
     Simulation(setting(FedCGS(clip=1.0), privacies=private))
 
 
-@pytest.mark.parametrize("clip", [math.inf, 1.0])
-def test_sums_need_policy_by_name(clip: float) -> None:
-    with raises_refused("outputs_only: feature sums"):
-        Simulation(setting(FedCGS(clip=clip), policies=[PolicyConfig()] * 3))
-    Simulation(setting(FedCGS(clip=clip), policies=[NAMED] * 3))
+def test_sums_need_policy_by_name() -> None:
+    """The name of sums that noise can protect lets no others leave, also where there is no budget."""
+    bounded, unbounded = FedCGS(clip=1.0), FedCGS()
+    for method, kind in ((bounded, "feature sums"), (unbounded, "unbounded feature sums")):
+        with raises_refused(f"outputs_only: {kind}"):
+            Simulation(setting(method, policies=[PolicyConfig()] * 3))
+        Simulation(setting(method, policies=[PolicyConfig(kinds=(kind,))] * 3))
+    with raises_refused("outputs_only: unbounded feature sums"):
+        private = [DPSGD(sums_noise=2.5)] * 3
+        Simulation(setting(unbounded, policies=[NAMED] * 3, privacies=private))
+
+
+@pytest.mark.parametrize("method", [FedCGS, FedPFT])
+def test_rejects_a_clip_whose_square_overflows(method: type[FedCGS] | type[FedPFT]) -> None:
+    with raises_invalid("method.clip", 1e160, "1e+06"):
+        method(clip=1e160)
 
 
 def test_rejects_student_that_is_not_linear_before_any_query() -> None:

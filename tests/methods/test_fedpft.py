@@ -168,7 +168,7 @@ def test_noisy_sums_are_charged_as_one_event(covariance: Covariance, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "kind", "remedy"),
     [
-        ({}, "feature sums", "method.clip"),
+        ({}, "unbounded feature sums", "method.clip"),
         ({"components": 2, "clip": 1.0}, "feature mixtures", "method.components"),
     ],
 )

@@ -126,6 +126,18 @@ def test_summed_gradients_are_weighted_in_process(how: SumWeighting) -> None:
     assert from_ring(add_contributions(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
 
 
+def test_output_that_does_not_depend_on_the_inputs_has_zero_gradients() -> None:
+    def rate(node: NodeView, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return {"logits": node.model(x), "own": node.model(torch.ones_like(x))}
+
+    releases = {"logits": LOGITS, "own": LOGITS}
+    query = Query(rate, sends={"x": INPUTS}, releases=releases, differentiable=("x",), name="rate")
+    handler = RequestHandler(NodeGroup([node_of("a")]), NodeSide({"rate": query}, setting=SETTING), Compute())
+    respond(handler, "rate", 0, {"x": torch.tensor([[3.0, -1.0]])}, True)
+    (released,) = backward(handler, 0, {"a": {"own": SLOPES}}).values()
+    assert released["d/dx"].tolist() == [[0.0, 0.0]]
+
+
 # --- what a node refuses --------------------------------------------------------------------------------
 
 

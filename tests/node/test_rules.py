@@ -183,7 +183,11 @@ RULES = {
     "max_rows": Rule(
         {"max_rows": ROWS - 1},
         {"max_rows": ROWS},
-        everywhere("8 inputs (expected 7, by policy max_rows)"),
+        {
+            "simulation": (0, "invalid public inputs = 8 (expected up to 7, by max_rows of its policy)"),
+            "messages": (0, "8 inputs (expected up to 7, by policy max_rows)"),
+            "files": (0, "8 inputs (expected up to 7, by policy max_rows)"),
+        },
     ),
     "max_parameters": Rule(
         {"max_parameters": 99, "plugins": [FURTHER_NETWORK]},

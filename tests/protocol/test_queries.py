@@ -8,9 +8,16 @@ import pytest
 
 from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import CRITIC, DATA_SIZES, LABEL_COUNTS, LOGITS, PayloadKind
-from fedstill.protocol.queries import Query
+from fedstill.protocol.queries import Query, QueryDetails
 from tests.support.errors import raises_invalid
 from tests.support.small_world import SETTING
+
+
+@pytest.mark.parametrize("records", [-5, 0.5, float("nan")])
+def test_rejects_step_records_that_are_no_number_of_records(records: Any) -> None:
+    with raises_invalid("step_records of query ask", records):
+        Query(lambda node: {}, name="ask", details=QueryDetails(step_records=records))
+
 
 # --- sums ----------------------------------------------------------------------------------------------
 
