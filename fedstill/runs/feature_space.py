@@ -67,8 +67,14 @@ class FeatureSpace:
         }
 
 
+LEAST_DEVIATION = 0.1  # of a public feature, relative to the root mean square of all deviations
+
+
 def public_moments(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and standard deviation ``(F,)`` of the features of public data ``(N, F)``.
+
+    A feature that is nearly constant on a few public examples may vary on others, and would then be scaled up
+    beyond all others. No deviation is below a tenth of the root mean square of all.
 
     Raises:
         ArgumentError: there are fewer than 2.
@@ -76,7 +82,8 @@ def public_moments(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if len(features) < 2:  # one has no deviation
         expected = "2 public examples or more, or another normalization"
         raise ArgumentError("features.normalize", "public", expected)
-    return features.double().mean(0), features.double().std(0)
+    std = features.double().std(0)
+    return features.double().mean(0), std.clamp_min(LEAST_DEVIATION * std.square().mean().sqrt())
 
 
 def to_feature_space(

@@ -18,6 +18,7 @@ from fedstill.data.loading import load
 from fedstill.models import MLP
 from fedstill.models.backbones import Backbone, BackboneWithHead
 from fedstill.runs import run
+from fedstill.runs.feature_space import public_moments
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
 from fedstill.student.evaluate import evaluate
@@ -252,3 +253,12 @@ def test_python_student_takes_images(tmp_path: Path) -> None:
     assert accuracy == pytest.approx(outcome.result["accuracy"])
     loaded = fedstill.load(tmp_path / "run")
     torch.testing.assert_close(loaded((test.inputs[300:] + 1) / 2), logits)
+
+
+def test_feature_that_hardly_varies_on_public_data_is_not_scaled_up() -> None:
+    """Four features with deviations of 2, 2, 0 and 1e-9; the root mean square of all is sqrt(2)."""
+    varied = torch.tensor([1.0, -1.0]) * 2**0.5
+    features = torch.stack([varied, varied + 5, torch.ones(2), 1e-9 * varied], dim=1)
+    mean, std = public_moments(features)
+    torch.testing.assert_close(mean, torch.tensor([0.0, 5.0, 1.0, 0.0]).double())
+    torch.testing.assert_close(std, torch.tensor([2.0, 2.0, 2**0.5 / 10, 2**0.5 / 10]).double())
