@@ -44,6 +44,7 @@ EXPECTED = (
     "timm:NAME, torchvision:NAME, hf:FOLDER, a .onnx file, random-conv, scattering, or package.module:factory"
 )
 MIN_FEATURE_STD = 1e-6  # of a feature that does not vary
+ONNX_GRAPH = "fedstill::OnnxGraph"  # domain and name of the node that stands for an OnnxEncoder
 BACKBONE_KINDS = ("timm", "torchvision", "hf", "random-conv", "scattering")  # that import no custom code
 BACKBONES: Registry[Any] = Registry("backbone", {}, call_signature="shape")
 
@@ -244,18 +245,34 @@ class ImageEncoder(nn.Module):
 
 
 class OnnxEncoder(nn.Module):
-    """ONNX graph whose first output are the features. It computes on the CPU."""
+    """ONNX graph whose first output are the features. It computes on the CPU.
 
-    def __init__(self, session: Any) -> None:
+    Args:
+        session: session of onnxruntime with the graph.
+        graph: the content of its file.
+    """
+
+    def __init__(self, session: Any, graph: bytes) -> None:
         super().__init__()
         self.session, self.input_name = session, session.get_inputs()[0].name
+        self.graph = graph
+        self.output_shape: tuple[int, ...] = ()  # of one input, once it is known
 
     def __deepcopy__(self, memo: Any) -> OnnxEncoder:
-        return OnnxEncoder(self.session)  # sessions cannot be copied, and have no state
+        copied = OnnxEncoder(self.session, self.graph)  # sessions cannot be copied, and have no state
+        copied.output_shape = self.output_shape
+        return copied
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the graph's first output."""
+        """Return the graph's first output; in an export to ONNX, a node that stands for the graph."""
+        if torch.compiler.is_exporting():
+            shape = (x.shape[0], *self.output_shape)
+            node: torch.Tensor = torch.onnx.ops.symbolic(
+                ONNX_GRAPH, (x,), {}, dtype=torch.float32, shape=shape, version=1
+            )
+            return node
         output = self.session.run(None, {self.input_name: x.detach().cpu().numpy()})[0]
+        self.output_shape = output.shape[1:]
         return torch.from_numpy(output).to(x.device)
 
 
@@ -310,14 +327,16 @@ class Backbone(nn.Module):
     def _measured_width(self) -> int:
         shape = (2, *self.raw.shape)
         x = torch.ones(shape, dtype=torch.int64) if self.raw.vocabulary else torch.zeros(shape)
+        resized = x.shape[1:]
         try:
             with torch.no_grad():
+                resized = self.conversion(x).shape[1:]
                 features = self(x)
         except FedstillError:
             raise
         except Exception as error:  # errors of any library
             raise ModelError(
-                f"backbone: cannot take inputs of {format_shape(self.raw.shape)}: "
+                f"backbone: cannot take inputs of {format_shape(resized)}: "
                 f"{type(error).__name__}: {first_line(error)} (expected another features.size)"
             ) from error
         if features.ndim != 2 or len(features) != 2:
@@ -639,7 +658,7 @@ def _load_onnx(path: str) -> tuple[OnnxEncoder, str]:
         session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions have no common base
         raise ModelError(f"backbone {path} cannot be loaded: {first_line(error)}") from error
-    return OnnxEncoder(session), f"onnx:{hashlib.sha256(content).hexdigest()}"
+    return OnnxEncoder(session, content), f"onnx:{hashlib.sha256(content).hexdigest()}"
 
 
 def _has_external_data(part: Any) -> bool:

@@ -21,7 +21,7 @@ import torch
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError
 from fedstill.core.registry import first_line
 from fedstill.core.seeds import torch_generator
-from fedstill.models.backbones import BackboneWithHead
+from fedstill.models.backbones import ONNX_GRAPH, BackboneWithHead, OnnxEncoder
 from fedstill.models.module_utils import deep_copy
 from fedstill.student.student_model import PortableStudent, StudentModel, export_metadata
 
@@ -81,6 +81,8 @@ def _write_and_compare(student: StudentModel, kind: str, out: Path) -> float:
     if isinstance(network := student.network, BackboneWithHead):
         student = StudentModel(deep_copy(network).as_float32(), student.about)
     export_format, portable = export_format_by_name(kind), PortableStudent(student).eval()
+    if kind != "onnx" and any(isinstance(module, OnnxEncoder) for module in portable.modules()):
+        raise ArgumentError("--format", kind, "onnx, as the backbone is an ONNX graph")
     x = student.preprocessing.sample(TEST_INPUTS, torch_generator(0, "export"))
     try:
         with torch.no_grad(), warnings.catch_warnings():
@@ -145,11 +147,42 @@ def _write_onnx(portable: PortableStudent, x: torch.Tensor, out: Path) -> None:
         raise ModelError("the exporter returned no program")
     program.save(str(out))
     model = onnx.load(str(out))
+    for module in portable.modules():
+        if isinstance(module, OnnxEncoder):
+            _insert_graph(model, module.graph)
     for key, value in _metadata(portable.student).items():
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value
     onnx.checker.check_model(model)
     onnx.save(model, str(out))
+
+
+def _insert_graph(model: Any, content: bytes) -> None:
+    """Replace the node that stands for a backbone by the backbone's ONNX graph, a file's content."""
+    onnx, _ = _import_onnx()
+    compose = importlib.import_module("onnx.compose")
+    domain, name = ONNX_GRAPH.split("::")
+    version = next(each.version for each in model.opset_import if not each.domain)
+    inner = onnx.load_model_from_string(content)
+    if any(not each.domain and each.version != version for each in inner.opset_import):
+        inner = importlib.import_module("onnx.version_converter").convert_version(inner, version)
+    inner = compose.add_prefix(inner, "backbone/")
+    nodes = []
+    for node in model.graph.node:
+        if (node.domain, node.op_type) != (domain, name):
+            nodes.append(node)
+            continue
+        first, last = inner.graph.input[0].name, inner.graph.output[0].name
+        nodes.append(onnx.helper.make_node("Identity", [node.input[0]], [first]))
+        nodes.extend(inner.graph.node)
+        nodes.append(onnx.helper.make_node("Identity", [last], [node.output[0]]))
+    domains = [each for each in model.opset_import if each.domain != domain]
+    domains += [each for each in inner.opset_import if each.domain]
+    for part, new in ((model.graph.node, nodes), (model.opset_import, domains)):
+        del part[:]
+        part.extend(new)
+    model.graph.initializer.extend(inner.graph.initializer)
+    model.functions.extend(inner.functions)
 
 
 def _run_onnx(out: Path, x: torch.Tensor) -> torch.Tensor:

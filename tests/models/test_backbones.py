@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -29,7 +28,7 @@ from fedstill.models.backbones import (
 )
 from fedstill.models.image_classifiers import RandomConv
 from tests.support.errors import raises_invalid
-from tests.support.models import save_tiny_encoder
+from tests.support.models import onnx_backbone, save_tiny_encoder
 
 GRAY = RawInputs((1, 8, 8), (0.5,), (0.5,))
 TINY = "tests.support.models:tiny_backbone"
@@ -177,30 +176,9 @@ def test_digest_depends_on_preprocessing_and_not_on_precision() -> None:
     assert len(set(digests)) == 4
 
 
-def onnx_model() -> Any:
-    """A graph whose features are 0 to 7 times the average pixel."""
-    pytest.importorskip("onnx")
-    from onnx import TensorProto, helper, numpy_helper
-
-    weights = np.arange(8, dtype=np.float32).reshape(8, 1, 1, 1)
-    nodes = [
-        helper.make_node("Conv", ["x", "W"], ["z"]),
-        helper.make_node("GlobalAveragePool", ["z"], ["features"]),
-    ]
-    info = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes,
-        "graph",
-        [info("x", TensorProto.FLOAT, ["B", 1, "H", "W"])],
-        [info("features", TensorProto.FLOAT, ["B", 8, 1, 1])],
-        [numpy_helper.from_array(weights, "W")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-
-
 def test_onnx_graph_is_a_backbone(tmp_path: Path) -> None:
     path = tmp_path / "backbone.onnx"
-    path.write_bytes(onnx_model().SerializeToString())
+    path.write_bytes(onnx_backbone().SerializeToString())
     backbone = load_backbone(Features(str(path)), GRAY)
     x = images(3)
     torch.testing.assert_close(backbone(x), x.mean((1, 2, 3)).unsqueeze(1) * torch.arange(8.0))
@@ -212,7 +190,7 @@ def test_onnx_graph_with_weights_in_another_file_is_refused(
     """The digest would not depend on them."""
     onnx = pytest.importorskip("onnx")
     monkeypatch.chdir(tmp_path)  # where onnxruntime looks for the other file
-    onnx.save_model(onnx_model(), "b.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    onnx.save_model(onnx_backbone(), "b.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     with pytest.raises(ModelError, match="other files"):
         load_backbone(Features("b.onnx"), GRAY)
 

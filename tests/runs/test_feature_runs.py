@@ -23,7 +23,7 @@ from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
 from fedstill.student.evaluate import evaluate
 from tests.support.errors import raises_invalid
-from tests.support.models import tiny_backbone
+from tests.support.models import onnx_backbone, tiny_backbone
 from tests.support.runs import FEDIOD, FEDKD, SGD, config
 
 BACKBONE = "tests.support.models:tiny_backbone"
@@ -119,12 +119,19 @@ def test_changed_weights_are_refused_when_the_student_is_loaded(tmp_path: Path) 
         fedstill.load(tmp_path / "run")
 
 
-def test_student_with_backbone_is_exported_to_onnx(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backbone", [BACKBONE, "graph.onnx"])
+def test_student_with_backbone_is_exported_to_onnx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: str
+) -> None:
+    """Also with a graph of an earlier opset as the backbone, which becomes a part of the exported graph."""
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     from fedstill.student.export import export
 
-    spec = features_config(tmp_path, BACKBONE, features={"normalize": "example", "precision": "bfloat16"})
+    monkeypatch.chdir(tmp_path)
+    Path("graph.onnx").write_bytes(onnx_backbone().SerializeToString())
+    precision = "bfloat16" if backbone == BACKBONE else "float32"
+    spec = features_config(tmp_path, backbone, features={"normalize": "example", "precision": precision})
     start(spec, tmp_path / "run")
     student = fedstill.load(tmp_path / "run")
     assert export(student, "onnx", tmp_path / "student.onnx") < 1e-4
@@ -133,6 +140,9 @@ def test_student_with_backbone_is_exported_to_onnx(tmp_path: Path) -> None:
         None, {"images": pixels.numpy()}
     )
     torch.testing.assert_close(torch.from_numpy(outputs), student(pixels).detach(), atol=0.05, rtol=0.05)
+    if backbone != BACKBONE:
+        with raises_invalid("--format", "torchscript", "onnx"):
+            export(student, "torchscript", tmp_path / "student.pt")
 
 
 def test_gaussian_queries_need_no_public_data(tmp_path: Path) -> None:

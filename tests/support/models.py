@@ -32,6 +32,27 @@ def write_onnx(path: Path, weights: np.ndarray[Any, Any], output_name: str = "pr
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
 
 
+def onnx_backbone() -> Any:
+    """A graph whose features are 0 to 7 times the average pixel."""
+    pytest.importorskip("onnx")
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = np.arange(8, dtype=np.float32).reshape(8, 1, 1, 1)
+    nodes = [
+        helper.make_node("Conv", ["x", "W"], ["z"]),
+        helper.make_node("GlobalAveragePool", ["z"], ["features"]),
+    ]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [info("x", TensorProto.FLOAT, ["B", 1, "H", "W"])],
+        [info("features", TensorProto.FLOAT, ["B", 8, 1, 1])],
+        [numpy_helper.from_array(weights, "W")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+
 @contextmanager
 def serving(response: Callable[[Any], Any], status: int = 200) -> Iterator[str]:
     """Serve a local endpoint whose responses, bytes or JSON, a function makes of the requests."""
