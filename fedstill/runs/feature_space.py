@@ -116,12 +116,14 @@ def to_feature_space(
     shared = [] if public is None else [public.inputs]
     inputs = [*shared, test.inputs, *(part.inputs for part in parts)]
     backbone = load_backbone(options, raw, str(compute.device))
+    is_public = options.normalize == "public" and bool(shared)
+    scale = None if is_public else make_scale(options.normalize, backbone, None)  # refuses before any work
     with ProgressBar(progress) as bars:
         report = partial(bars.update, "features")
         extract = FeatureExtractor(options, backbone, compute.device, report, sum(map(len, inputs)))
         features = [extract(each) for each in inputs]
-    is_public = options.normalize == "public" and bool(shared)
-    scale = make_scale(options.normalize, backbone, public_moments(features[0]) if is_public else None)
+    if scale is None:
+        scale = make_scale(options.normalize, backbone, public_moments(features[0]))
     with torch.no_grad():
         features = [scale(each) for each in features]
     if public is not None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import fedstill
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, ModelError, RunFolderError
+from fedstill.data.features import FeatureExtractor
 from fedstill.data.loading import load
 from fedstill.models import MLP
 from fedstill.models.backbones import Backbone, BackboneWithHead
@@ -232,6 +233,15 @@ def test_resume_detects_another_backbone(tmp_path: Path) -> None:
     changed, _ = build_simulation(features_config(tmp_path, BACKBONE, features={"weights": str(path)}))
     with pytest.raises(ModelError, match=r"^the backbone"):
         changed._prepare_nodes(state)
+
+
+def test_missing_moments_are_refused_before_features_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FeatureExtractor, "__call__", lambda *given: pytest.fail("computes features"))
+    with raises_invalid("features.normalize", "public"):
+        changes = {"features": {"normalize": "public"}, "public": {"name": "gaussian"}}
+        build_simulation(features_config(tmp_path, **changes))
 
 
 def test_moments_of_one_public_example_are_refused(tmp_path: Path) -> None:
