@@ -354,8 +354,8 @@ def load(path: str | Path, model: nn.Module | str | None = None) -> StudentModel
     """Load the student of a run, with its preprocessing, in evaluation mode.
 
     Args:
-        path: folder of a run, or its ``student.safetensors``, which is sufficient; the file of a backbone must
-            be where the run found it.
+        path: folder of a run, or its ``student.safetensors``, which is sufficient. A backbone's file must be
+            where the run found it.
         model: a network of its architecture, or the name of one, if the file names custom code, which is
             never imported by itself (:func:`fedstill.runs.student_file.read`).
 
