@@ -352,9 +352,7 @@ def check_public(public: PublicData, spec: DataSpec, max_rows: int) -> None:
         shape = f"(N, {', '.join(map(str, spec.shape))})"
         raise DataError(f"public inputs are of shape {tuple(inputs.shape)} (expected {shape})")
     if 0 < max_rows < len(inputs):
-        raise DataError(
-            f"public data have {len(inputs)} inputs (expected up to {max_rows}, by policy max_rows)"
-        )
+        raise DataError(f"public data have {len(inputs)} inputs (expected {max_rows}, by policy max_rows)")
     task = spec.make_task()
     labels = task.empty_targets(len(inputs), spec.shape) if public.labels is None else public.labels
     task.check(TensorData(inputs, labels), "public data")

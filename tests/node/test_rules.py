@@ -185,8 +185,8 @@ RULES = {
         {"max_rows": ROWS},
         {
             "simulation": (0, "invalid public inputs = 8 (expected up to 7, by max_rows of its policy)"),
-            "messages": (0, "8 inputs (expected up to 7, by policy max_rows)"),
-            "files": (0, "8 inputs (expected up to 7, by policy max_rows)"),
+            "messages": (0, "8 inputs (expected 7, by policy max_rows)"),
+            "files": (0, "8 inputs (expected 7, by policy max_rows)"),
         },
     ),
     "max_parameters": Rule(
