@@ -139,7 +139,7 @@ class MessageSender:
 
 MAX_TEXT = 300  # characters that are kept of a text
 MAX_DEPTH = 20  # lists and tables within each other
-UNREASONED = "its reply: it refuses without a rule"
+REFUSAL_WITHOUT_RULE = "its reply: it refuses without a rule"
 
 T = TypeVar("T")
 
@@ -198,7 +198,7 @@ class Failure:
     def error(self, node: str, query: str) -> FedstillError:
         """Return the exception to raise at the server."""
         if self.kind == "QueryRefused":
-            return QueryRefused(node, query, self.rule) if self.rule else DataError(UNREASONED)
+            return QueryRefused(node, query, self.rule) if self.rule else DataError(REFUSAL_WITHOUT_RULE)
         if self.kind == "QueryMismatch":
             return QueryMismatch(node, query, self.number)
         return NodeFault(node, query, self.text)

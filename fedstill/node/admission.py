@@ -391,7 +391,7 @@ def row_limits(facts: TensorFacts) -> str | None:
     return None
 
 
-def brought_networks(facts: TensorFacts) -> str | None:
+def sent_networks(facts: TensorFacts) -> str | None:
     """Refuse networks that the server sends, if they have more parameters than the policy allows."""
     limit, tensors = facts.policy.max_parameters or math.inf, facts.tensors
     size = sum(tensors[of].numel() for of in tensors if wire_kind(of, facts.sends) == GENERATOR_PARAMETERS)
@@ -422,9 +422,9 @@ def finite_numbers(facts: TensorFacts) -> str | None:
 
 
 TENSOR_RULES = (
-    declared_tensors, row_limits, brought_networks, decompressed_size, sent_forms, finite_numbers
+    declared_tensors, row_limits, sent_networks, decompressed_size, sent_forms, finite_numbers
 )  # fmt: skip
-SIMULATION_RULES = (row_limits, brought_networks, sent_forms)  # its server is this process
+SIMULATION_RULES = (row_limits, sent_networks, sent_forms)  # its server is this process
 
 
 def json_size(policy: PolicyConfig, query: Query, tensors: Tensors) -> str | None:

@@ -277,7 +277,7 @@ def limit_parameters_of_queries(side: NodeSide, limit: int, node: str) -> NodeSi
 
     The returned side refuses with :class:`QueryRefused` in each query that brings a network. Every function
     of torch takes longer then. A simulation, whose server is this process, compares sizes only
-    (:func:`fedstill.node.admission.brought_networks`).
+    (:func:`fedstill.node.admission.sent_networks`).
     """
 
     def guard(query: Query) -> NodeFunction:

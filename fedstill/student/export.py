@@ -149,7 +149,7 @@ def _write_onnx(portable: PortableStudent, x: torch.Tensor, out: Path) -> None:
     model = onnx.load(str(out))
     for module in portable.modules():
         if isinstance(module, OnnxEncoder):
-            _insert_graph(model, module.graph)
+            _insert_graph(model, module)
     for key, value in _metadata(portable.student).items():
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value
@@ -157,22 +157,23 @@ def _write_onnx(portable: PortableStudent, x: torch.Tensor, out: Path) -> None:
     onnx.save(model, str(out))
 
 
-def _insert_graph(model: Any, content: bytes) -> None:
-    """Replace the node that stands for a backbone by the backbone's ONNX graph, a file's content."""
+def _insert_graph(model: Any, encoder: OnnxEncoder) -> None:
+    """Replace the node that stands for an encoder by the encoder's ONNX graph."""
     onnx, _ = _import_onnx()
     compose = importlib.import_module("onnx.compose")
     domain, name = ONNX_GRAPH.split("::")
     version = next(each.version for each in model.opset_import if not each.domain)
-    inner = onnx.load_model_from_string(content)
+    inner = onnx.load_model_from_string(encoder.graph)
     if any(not each.domain and each.version != version for each in inner.opset_import):
         inner = importlib.import_module("onnx.version_converter").convert_version(inner, version)
-    inner = compose.add_prefix(inner, "backbone/")
+    prefix = "backbone/"
+    inner = compose.add_prefix(inner, prefix)
     nodes = []
     for node in model.graph.node:
         if (node.domain, node.op_type) != (domain, name):
             nodes.append(node)
             continue
-        first, last = inner.graph.input[0].name, inner.graph.output[0].name
+        first, last = prefix + encoder.input_name, inner.graph.output[0].name
         nodes.append(onnx.helper.make_node("Identity", [node.input[0]], [first]))
         nodes.extend(inner.graph.node)
         nodes.append(onnx.helper.make_node("Identity", [last], [node.output[0]]))

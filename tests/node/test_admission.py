@@ -209,7 +209,7 @@ def long_table_plan() -> RunPlan:
 
 @pytest.mark.parametrize("make_plan", [long_image_plan, long_table_plan])
 def test_request_shows_all_of_the_description(make_plan: Callable[[], RunPlan]) -> None:
-    """What a server puts at the end of a long text is part of what the owner approves."""
+    """The owner approves the end of a long text, too."""
     public = {"public": "ab" * 16, "public_note": ("digits " * 70 + "ours", "")}
     table = json.loads(describe(replace(make_plan(), **public, student="resnet8"), None).text)
     table["method"] |= {"prompt": "x" * 3000 + "\u202eend", "last": {"gamma": 0.0625}}
