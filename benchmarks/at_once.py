@@ -1,4 +1,4 @@
-"""How many inputs a network computes at once: images a second in evaluation, by the size of the pieces.
+"""Images per second of networks in evaluation, by batch size.
 
     python benchmarks/at_once.py
 

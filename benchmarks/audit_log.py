@@ -1,11 +1,11 @@
-"""What a charge to the audit log costs: milliseconds of each release, by entries that are there already.
+"""Milliseconds per charge to the audit log, by the number of existing entries.
 
     python benchmarks/audit_log.py                   # durable, in a file; 0, 10 000 and 100 000 entries
     python benchmarks/audit_log.py --folder /data    # on the disk that it is to be on
     python benchmarks/audit_log.py --save
 
-A charge is what a gate does before it hands a release over: look up what was spent, write the entry with its
-hash, wait until the disk has it, write the head. The budget's own arithmetic is not in it.
+A gate charges a release before it hands it over: it looks up the spent budget, writes the entry with its
+hash, waits until it is on disk, and writes the head. The arithmetic of the budget is not included.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How good each way of ensembling the teachers is, on real test images, before any distillation.
+"""Accuracy of each ensemble of the nodes' models on test images, before any distillation.
 
     python benchmarks/ensembles.py --presets digits-fediod-skewed --seeds 0 1 2
 

@@ -1,4 +1,4 @@
-"""What a GPU makes of the library: is it right there, how fast is a step, and by which way.
+"""Correctness and speed on a GPU: equality with the CPU, and seconds per step by engine and precision.
 
     python benchmarks/gpu.py --stages estimate                     # on paper; needs no GPU
     python benchmarks/gpu.py --stages check                        # every method equals the CPU
@@ -63,7 +63,7 @@ LAUNCH = 4e-6  # seconds that a kernel takes to be launched from Python, about
 
 @dataclass(frozen=True)
 class Data:
-    """Where CIFAR-10 lies."""
+    """Folder and name of CIFAR-10."""
 
     root: str = ""
     name: str = "cifar10"
@@ -72,7 +72,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is measured, and where."""
+    """Options: measurements and device."""
 
     stages: tuple[Stage, ...] = ("estimate", "check", "step", "local")
     device: str = "cuda"
@@ -122,7 +122,7 @@ class Counted(TorchDispatchMode):
 
 @dataclass
 class Cost:
-    """Of some work: floating-point operations (a multiplication with its addition is two), kernels, bytes."""
+    """Cost of a computation: floating-point operations (a multiply-add is two), kernels, bytes."""
 
     flop: float = 0.0
     kernels: int = 0
@@ -136,7 +136,7 @@ class Cost:
 
 
 def cost(network: nn.Module, x: torch.Tensor, learns: bool) -> Cost:
-    """Of a network's way forth and back, without memory or time of this machine: on the device ``meta``.
+    """Return the cost of a network's forward and backward pass, computed on the device ``meta``.
 
     Args:
         learns: whether its weights get gradients, or its input.
@@ -230,7 +230,7 @@ def vector(networks: list[nn.Module]) -> torch.Tensor:
 
 
 def check(chosen: Chosen) -> list[dict[str, Any]]:
-    """How far each method's networks on the device end from those on the CPU, over the way that they went.
+    """Return the distance of each method's networks on the device from those on the CPU, over their change.
 
     Next to it, how far rounding alone takes them: stacked on the CPU from one by one on the CPU.
     """
@@ -264,7 +264,7 @@ def check(chosen: Chosen) -> list[dict[str, Any]]:
 
 
 class NodesPart:
-    """What nodes do in a FedIOD step, as a plain loop: a step of each critic, answers, the way back to x."""
+    """The nodes' part of a FedIOD step as a plain loop: critic steps, responses, gradients of x."""
 
     def __init__(self, chosen: Chosen, precision: str, way: str) -> None:
         device, self.way, self.precision = chosen.device, way, precision

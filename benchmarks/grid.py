@@ -1,4 +1,4 @@
-"""Whether the library computes nodes in the quickest way, over networks, numbers of nodes and batch sizes.
+"""Check that the library chooses the fastest engine, over networks, numbers of nodes and batch sizes.
 
 Nothing is measured before a run: a GPU stacks nodes, a CPU computes them at once, but for networks of matrix
 products of which each core would have several. Here each way has its turn (``step_time.py``), and the one
@@ -29,7 +29,7 @@ from fedstill.tasks.classification import Classification
 
 @dataclass(frozen=True)
 class Options:
-    """Whether the library's own way is the quickest, over a grid."""
+    """Options of the comparison over a grid."""
 
     models: tuple[str, ...] = ("mlp", "lenet5", "small-cnn:16", "resnet8:16")
     """Architectures, as in a run's config."""
@@ -64,7 +64,7 @@ class Options:
 
 
 def times_the_quickest(timings: Mapping[str, Timing], way: str) -> float:
-    """How often a way's time holds the quickest library way's of the same round, the median over rounds."""
+    """Return the ratio of an engine's time to the fastest one's of the same round, median over rounds."""
     rounds = zip(*(timings[each].seconds for each in step_time.ENGINES), strict=True)
     mine = zip(timings[way].seconds, rounds, strict=True)
     return statistics.median(seconds / min(others) for seconds, others in mine)

@@ -1,4 +1,4 @@
-"""What group norm costs a network: a training step with torch's layer, laid out for it, and with ours.
+"""Time of a training step with torch's group norm, in its memory format, and with ours.
 
     python benchmarks/group_norm.py
 

@@ -1,4 +1,4 @@
-"""What masks cost: seconds of a node for one sum, and of a server, by the number of nodes and of values.
+"""Seconds for the masks of one secure sum at a node and at the server, by numbers of nodes and of values.
 
     python benchmarks/masks.py --save
 

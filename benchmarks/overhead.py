@@ -142,7 +142,7 @@ def count(nodes: int, batch: int = 8) -> Counts:
 
 
 def counts_a_node(few: int = 4, many: int = 12) -> Counts:
-    """What one node more adds."""
+    """Return the counts that one more node adds."""
     less, more = asdict(count(few)), asdict(count(many))
     return Counts(**{name: (more[name] - less[name]) / (many - few) for name in less})
 

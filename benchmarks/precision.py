@@ -1,4 +1,4 @@
-"""What bfloat16 gains: one training step of each network, against float32, as the library lays them out.
+"""Time of one training step of each network in bfloat16 relative to float32, in the library's memory format.
 
     python benchmarks/precision.py --threads 1
 

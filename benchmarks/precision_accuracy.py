@@ -1,4 +1,4 @@
-"""What bfloat16 does to accuracy: presets in short forms, in float32 and bfloat16, seed by seed.
+"""Accuracy of shortened presets in float32 and bfloat16, seed by seed.
 
     python benchmarks/precision_accuracy.py --root DIR --out runs/precision
 

@@ -1,4 +1,4 @@
-"""What a node costs as nodes get more: milliseconds and memory, each number of nodes in its own process.
+"""Milliseconds and memory per node, by the number of nodes, each number in its own process.
 
 FedIOD's step asks all nodes; a round of FedAvg with participation asks some of very many.
 """
@@ -33,7 +33,7 @@ MODEL = "small-cnn:16"
 
 @dataclass(frozen=True)
 class Options:
-    """What a node costs as nodes get more."""
+    """Options: numbers of nodes."""
 
     fediod: tuple[int, ...] = (20, 100, 1000)
     """Numbers of nodes of which FedIOD asks all, with inputs in batches of 16."""

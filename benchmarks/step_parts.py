@@ -1,4 +1,4 @@
-"""What a FedIOD step is made of: processor time of its parts, one thread, as often as a step has them.
+"""Processor time of the parts of a FedIOD step, with one thread, times the number in a step.
 
 The parts are the networks' own work, in plain torch; what the whole step takes next to them is the library's
 (``overhead.py``) and the memory's.
@@ -24,7 +24,7 @@ Part = Callable[[], object]
 
 @dataclass(frozen=True)
 class Options:
-    """What a FedIOD step is made of; the sizes are those of the preset fashion-fediod."""
+    """Options: sizes of a FedIOD step, by default those of the preset fashion-fediod."""
 
     model: str = "small-cnn:16"
     """The nodes' architecture."""

@@ -1,4 +1,4 @@
-"""How long one step takes: every engine against a plain loop that does the same work.
+"""Time of one step with every engine, next to a plain loop that does the same work.
 
 Two things are timed for K nodes of equal size, on random data: one FedIOD distillation step, and local
 training. The plain loop is Algorithm 1 written down with torch modules alone: no federation, no gate, no
@@ -115,7 +115,7 @@ class Options:
         )
 
     def local(self) -> LocalConfig:
-        """How nodes train: more steps than will be timed, so that no node ends early."""
+        """Return options of local training with more steps than are timed, so that no node ends early."""
         return LocalConfig(epochs=0, min_steps=10_000, batch=self.batch)
 
     def engine(self, name: str, precision: Precision) -> EngineConfig:
@@ -130,7 +130,7 @@ class Options:
         )
 
     def compute(self, way: str, precision: Precision) -> Compute:
-        """What a way computes with: one by one has all threads for each node, at once has one."""
+        """Return the compute of an engine: one by one has all threads for each node, at once has one."""
         compute = Compute(self.engine(way, precision))
         if way != "at-once":
             compute.workers = Workers(1)
@@ -505,7 +505,7 @@ def rows(model: str, phase: str, precision: str, metrics_by_way: Mapping[str, Ma
 
 
 def machine(options: Options) -> dict[str, Any]:
-    """Where the figures come from."""
+    """Return the machine of the measurements."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -523,7 +523,7 @@ def machine(options: Options) -> dict[str, Any]:
 
 
 def result_file(name: str, where: Mapping[str, Any]) -> Path:
-    """Where figures of a machine (:func:`machine`) and day are kept: ``name-intel-xeon-2026-11-24.json``."""
+    """Return the file of the results of a machine and day, such as ``name-intel-xeon-2026-11-24.json``."""
     words = re.sub(r"\(.*?\)", "", where["gpu"] or where["cpu"]).lower().split()
     parts = [word for word in words if word not in ("processor", "cpu", "nvidia")][:3]
     parts += ["amx"] if where["amx"] and not where["gpu"] else []

@@ -1,4 +1,4 @@
-"""How Sphinx makes the site of these pages; ``make docs`` calls it."""
+"""Configuration of Sphinx, which builds the site for ``make docs``."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def fedproto(x: torch.Tensor, y: torch.Tensor, draw: np.random.Generator) -> Set
 
 
 def class_accuracies(setup: Setup, x: torch.Tensor, y: torch.Tensor) -> dict[str, np.ndarray]:
-    """Of each node how many test images of its classes are right, by head and by prototype, in percent."""
+    """Return each node's accuracy in percent on test images of its classes, by head and by prototype."""
     held = torch.stack([F.one_hot(labels, CLASSES).any(0) for _, labels in setup.parts])  # (K, C)
     nodes = zip(setup.models, setup.parts, strict=True)
     class_sums = torch.stack(
@@ -119,7 +119,7 @@ def class_accuracies(setup: Setup, x: torch.Tensor, y: torch.Tensor) -> dict[str
 
 
 def run(setting: str, method: str, root: str, seed: int) -> dict[str, np.ndarray]:
-    """Of each node its accuracy, by name of the way in which it is measured."""
+    """Return the accuracy of each node, by name of the measurement."""
     data = load(make_data_config("mnist", root=root), TASKS["classification"]())
     x, x_test = ((part.inputs / 2 + 0.5 - MEAN) / STD for part in (data.train, data.test))
     y, y_test = data.train.targets, data.test.targets

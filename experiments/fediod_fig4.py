@@ -168,7 +168,7 @@ def distilled(
 def recovered(
     victim: nn.Module, images: torch.Tensor, labels: torch.Tensor, config: ImageSearchConfig, seed: int
 ) -> tuple[torch.Tensor, list[float]]:
-    """What DLG makes of each image's own gradient, and the PSNR of each in dB."""
+    """Return DLG's reconstruction of each image from its own gradient, and the PSNR of each in dB."""
     own = {name: value.detach() for name, value in victim.named_parameters()}
     reconstructions: list[torch.Tensor] = []
     psnr: list[float] = []

@@ -52,7 +52,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
 
 
 def predicted(setting: Setting, model: str, folder: Path) -> torch.Tensor:
-    """What a run's central model gives on all test inputs."""
+    """Return the outputs of a run's central model on all test inputs."""
     student = build(model, input_shape(setting), setting.task.classes, setting.spec.seed, "student")
     student.load_state_dict(load_file(folder / "student.safetensors"))
     return predict(student.eval(), setting.task.observe(setting.test.inputs), Compute(setting.spec.engine))

@@ -1,4 +1,4 @@
-"""What linear models on fixed features learn privately, and what their ensemble is worth.
+"""Accuracy of linear models that train privately on fixed features, and of their ensemble.
 
     python experiments/private_features.py --root FOLDER --validation --epsilon inf 3.5 8  # Fashion-MNIST
     python experiments/private_features.py --root FOLDER --data packs.cifar:CIFAR10 --nodes 20 --epsilon 7.7
@@ -38,7 +38,7 @@ PIECE = 250  # images whose features are computed at once
 
 
 def losses(head: nn.Module, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Of each example: ``(B,)``."""
+    """Return the loss of each example, ``(B,)``."""
     return F.cross_entropy(head(f), y, reduction="none")
 
 
@@ -60,7 +60,7 @@ def learned(
 
 @torch.no_grad()
 def percent(config: RunSpec, data: DataSet, o: Options) -> dict[float, list[float]]:
-    """Of one seed, by epsilon: the nodes' mean accuracy, and that of both ensembles."""
+    """Return the nodes' mean accuracy and that of both ensembles for one seed, by epsilon."""
     parts, _ = split_data(config, data)
     classes, task = len(data.classes), config.task.make(data.classes)
     network = models.build(o.model, tuple(data.test.inputs.shape[1:]), classes, config.seed)

@@ -1,4 +1,4 @@
-"""What a student would get of PATE across nodes: one vote a node about each public digit, noise once.
+"""Accuracy of a student of PATE across nodes: one vote per node about each public digit, noised once.
 
     python experiments/votes_across_nodes.py
 

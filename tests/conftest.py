@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and hooks of all tests."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def golden(pytestconfig: pytest.Config) -> Golden:
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a lab's package of its own is installed."""
+    """Folder in which a lab's own package is installed."""
     return install(tmp_path_factory.mktemp("my_lab"))
 
 

@@ -99,7 +99,7 @@ def test_rejects_invalid_class_names_and_labels(changes: dict[str, Any], line: s
 
 
 def metrics(outcome: fedstill.Outcome) -> dict[str, Any]:
-    """What two equal runs have in common: all but seconds and places."""
+    """Return the metrics of a run without seconds and paths, which differ between equal runs."""
     keys = ("student", "standalone", "ensemble", "bytes", "queries_by_name", "nodes")
     return {key: outcome.result[key] for key in keys}
 

@@ -1,6 +1,6 @@
-"""What the program says of itself, as parts of a page: ``{program-help}``, ``-options``, ``-methods``.
+"""Directives that insert parts of the program's help: ``{program-help}``, ``-options``, ``-methods``.
 
-So no page can tell another option, default or limit than the program has.
+So the options, defaults and limits on the pages are those of the program.
 """
 
 from __future__ import annotations
@@ -136,12 +136,12 @@ def common(chosen: Registrable, prefix: str, keys: bool) -> Iterator[str]:
 
 
 def is_kind(part: object) -> bool:
-    """Whether a part of a type is a dataclass, and not what an annotation says of the type."""
+    """Return whether a part of a type is a dataclass, and not an annotation's metadata."""
     return isinstance(part, type) and is_dataclass(part)
 
 
 def needed(field: Field[Any]) -> bool:
-    """Whether an option has no default."""
+    """Return whether an option has no default."""
     return field.default is MISSING and field.default_factory is MISSING
 
 
@@ -164,7 +164,7 @@ def safe(text: str) -> str:
 
 
 def limits(hint: Any) -> str:
-    """What a value may be, in words: "a whole number: 1 or more"."""
+    """Return the valid values of an option in words: "a whole number: 1 or more"."""
     within = options.describe_constraints(hint)
     kind = describe_type(bare(hint))
     literal = get_origin(hint) is Literal
@@ -183,7 +183,7 @@ def bare(hint: Any) -> Any:
 
 
 def skip(app: Sphinx, what: str, name: str, member: Any, skipped: bool, options: Any) -> bool | None:
-    """Of what is only chosen and set, show the options: its methods do their work by themselves."""
+    """Show only the options of classes that users choose and configure, not their methods."""
     only_options = app.env.docname in ("reference/methods", "reference/privacy")
     other = name in FIXED or callable(member) or isinstance(member, property)
     return True if only_options and other else None

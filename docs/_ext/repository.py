@@ -1,4 +1,4 @@
-"""What a Git host shows and a site does not: links to folders, and to pages elsewhere.
+"""Links to folders and to pages outside ``docs``, which a Git host resolves and a site does not.
 
 A folder that has an ``index.md`` is that page here, the README the first page; of any other folder, and of
 pages in it, only the link's text is left. Links to single files become downloads, by myst-parser.

@@ -1,6 +1,6 @@
 """
-What gradient inversion recovers
-================================
+Images recovered by gradient inversion
+======================================
 
 Releasing only parameters is no protection by itself. An update depends on the images that the node trained
 on, and a curious server can search for images that produce the observed update. This is the easiest case for

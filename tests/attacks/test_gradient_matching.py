@@ -46,9 +46,9 @@ STRONG = replace(IDLG, restarts=1, steps=12)
 def count_recovered(
     config: ImageSearchConfig, first: int, last: int, believed: float = 0.0
 ) -> tuple[int, int]:
-    """Of some Fashion-MNIST images, alone in a batch: how many come back at over 30 dB, and their labels.
+    """Return how many Fashion-MNIST images, alone in a batch, are recovered above 30 dB, and their labels.
 
-    ``believed`` is the smoothing of labels that the attack reckons with; in truth there is none.
+    ``believed`` is the label smoothing that the attack assumes; the gradients have none.
     """
     data = load(make_data_config("fashion-mnist", root=str(PACKS))).train
     model, good, right = build("sigmoid-lenet", (1, 28, 28), 10, 0), 0, 0

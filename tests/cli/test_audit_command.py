@@ -51,7 +51,7 @@ def charge(
 
 
 def stdout_of(capsys: Capture, *words: object) -> str:
-    """What a command prints; on a terminal of 80 columns."""
+    """Return the output of a command on a terminal of 80 columns."""
     dispatch(["audit", *(str(word) for word in words)])
     return capsys.readouterr().out
 

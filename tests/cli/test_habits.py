@@ -1,4 +1,4 @@
-"""What people type without having read anything, and what scripts read."""
+"""Commands that people type without having read anything, and output that scripts read."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def write(folder: Path, *sections: str) -> Path:
 
 
 def stdout_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    """What a command prints; with an exit code of 2, its one line of error."""
+    """Return the output of a command, or its one line of error with exit code 2."""
     with pytest.raises(SystemExit) as exit_info:
         main(["privacy", *words])
     output = capsys.readouterr()

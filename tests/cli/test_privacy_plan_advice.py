@@ -1,4 +1,4 @@
-"""What ``fedstill privacy plan`` recommends: of the recorded runs the nearest that promises too little."""
+"""Advice of ``fedstill privacy plan``, from the nearest recorded run with lower accuracy."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_ag_news_is_whole() -> None:
 
 
 def test_word_numbers_by_hand(tmp_path: Path) -> None:
-    """Of two parts; a word that is known by number only is a word of its own."""
+    """The file has two parts; an unknown word number gets an id of its own."""
     words = [b"<pad>", b"film", b"", *[b"w"] * 65_533, b"last"]
     np.savez(
         tmp_path / "ag_news_tokens.npz",

@@ -1,4 +1,4 @@
-"""What several files of tests look at and none changes."""
+"""Runs that several test files read and none changes."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def run(here: Sites, name: str = "first") -> str | dict[str, object]:
 
 
 def owner(here: Sites, node: str, *words: str) -> tuple[int, str]:
-    """What ``fedstill node`` prints to a node's owner."""
+    """Return the output of ``fedstill node`` for a node's owner."""
     first, *others = words
     command = ["node", first, here.folder / "nodes" / node, *others]
     return Command(command, here.folder, [Path(__file__).parents[2]]).end()

@@ -1,4 +1,4 @@
-"""What a node's log says of its server: each change once, and a reminder now and then."""
+"""Entries of a node's log about its server: each change once, and a reminder now and then."""
 
 from __future__ import annotations
 

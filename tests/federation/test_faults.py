@@ -51,7 +51,7 @@ def stopped(three: Sites, *why: str) -> None:
 
 
 def marked(three: Sites) -> Callable[[], bool]:
-    """Whether the server has saved a state to go back to."""
+    """Return whether the server has saved a checkpoint."""
     return (three.served / "state.safetensors").exists
 
 

@@ -89,7 +89,7 @@ class World:
         return {"size": torch.tensor([float(node.name[1:])])}
 
     def plain(self, x: torch.Tensor, names: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
-        """What the nodes' networks, as they are now, say of x; gradients by autograd alone."""
+        """Return the outputs of the nodes' current networks for x, with gradients by autograd alone."""
         modules = [copy.deepcopy(node.modules) for node in self.nodes if names is None or node.name in names]
         return {
             "logits": torch.stack([own["model"](x) for own in modules]),

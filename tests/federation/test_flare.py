@@ -95,7 +95,7 @@ class Started:
         return next(iter((self.out / "federation/nodes" / name).glob("runs/*")), self.out / "none")
 
     def charged_releases(self, name: str) -> list[dict[str, Any]]:
-        """What has left a node, by its audit log."""
+        """Return the releases in a node's audit log."""
         return releases(self.out / "federation/nodes" / name)
 
     @property

@@ -127,7 +127,7 @@ class World:
     def forge(
         self, change: Callable[[dict[str, Any], dict[str, torch.Tensor]], None], name: str = "node-0"
     ) -> None:
-        """What a node with a good key but no good will could hand in."""
+        """Return the files that a malicious node with a valid key could hand in."""
         header, tensors = unpack(self.path(name).read_bytes())
         change(header, tensors)
         signed_files.write(self.path(name), pack(header, tensors), self.key(name))

@@ -688,7 +688,7 @@ def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("says", ["Job 7 is not running.", "out of order"])
 def test_abort_of_dead_job_returns_false(says: str) -> None:
-    """Of a server that was killed, FLARE says for ever that its job runs; to end that is no fault."""
+    """FLARE lists the job of a killed server as running forever; aborting it is no error."""
     from nvflare.fuel.flare_api.api_spec import InternalError
 
     class Session:

@@ -1,4 +1,4 @@
-"""What an administrator reads of a run: what became of it, and never what FLARE calls it."""
+"""Status of a run as shown to an administrator, without FLARE's terms."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_only_job_with_lock_is_running(tmp_path: Path) -> None:
 
 
 def test_ignores_jobs_with_invalid_names(tmp_path: Path) -> None:
-    """What hands it in may write any name into it."""
+    """The submitter of a job chooses its name."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "stopped.json").write_text(json.dumps({"error": "X", "text": "of another folder"}))

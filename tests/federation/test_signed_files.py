@@ -111,7 +111,7 @@ def test_parses_fingerprint_or_key_file(file: Path) -> None:
 
 
 def test_rejects_any_changed_bit(file: Path) -> None:
-    """Of the file, and of its signature, which has one form only: no capitals, no other spaces."""
+    """Bits of the file and of its signature, which has one form only: no capitals, no other spaces."""
     signature = signed_files.signature_path(file)
     for path, size in ((file, 13), (signature, 245)):
         whole = path.read_bytes()

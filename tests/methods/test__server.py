@@ -1,4 +1,4 @@
-"""What a method's server keeps: all that stands in what its method made, whatever that is."""
+"""State of a method's server: all attributes of the method's state are saved, whatever their type."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def vectors(one: World, part: str = "") -> torch.Tensor:
 
 
 def gradients(model: nn.Module, data: TensorData) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-    """Of the mean loss over all of the data, by plain autograd."""
+    """Return the gradients of the mean loss over all data, by plain autograd."""
     parameters = list(model.parameters())
     loss = F.cross_entropy(model(data.inputs), data.targets)
     return zip(parameters, torch.autograd.grad(loss, parameters), strict=True)

@@ -178,7 +178,7 @@ def test_fedproto_requires_size_for_networks_with_different_features() -> None:
 
 @pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
 def test_prototypes_need_policy_by_name_and_no_mechanism(name: str) -> None:
-    """Of a class with one record they are that record's features: no output, and nothing bounds them."""
+    """The mean of a class with one record is that record's features, which nothing bounds."""
     with raises_refused("outputs_only: prototypes"):
         Simulation(digits_world.setting(name, {}, policies=[PolicyConfig()] * 3))
     Simulation(digits_world.setting(name, {}, policies=[PolicyConfig(kinds=("prototypes",))] * 3))

@@ -43,7 +43,7 @@ def world(config: DSFL, *, specs: Sequence[str] = MIXED) -> World:
 
 
 def record_queries(here: World) -> list[tuple[str, dict[str, torch.Tensor], Any]]:
-    """What is asked and answered from now on."""
+    """Record queries and responses from now on."""
     log = []
 
     def record(query: str, nodes: Any, sent: Any, response: Any) -> Any:

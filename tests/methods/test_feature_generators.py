@@ -86,7 +86,7 @@ def served(method: Method, nodes: list[Node] | None = None, local: LocalConfig =
 
 
 def generator_of(config: Any, node: Node) -> nn.Module:
-    """What the server sends as G: any generator of the node's features."""
+    """Return a generator of the node's features, as the server sends it."""
     if "generator" in node.modules:
         return copy.deepcopy(node.modules["generator"])
     torch.manual_seed(3)

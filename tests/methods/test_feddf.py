@@ -78,7 +78,7 @@ def firsts(here: World) -> dict[str, nn.Module]:
 
 
 def trained(node: Node, model: nn.Module, t: int, rounds: int) -> nn.Module:
-    """What a node makes of a model in round t, without a federation."""
+    """Return the parameters after a node's local training in round t, without a federation."""
     alone = Node(node.name, node.data, copy.deepcopy(model), node.gate, node.seed)
     local_training.attach_optimizers([alone], LOCAL)
     local_training.train([alone], TASK, LOCAL, Compute(), span=Span(t, t + 1, rounds))

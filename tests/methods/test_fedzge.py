@@ -58,7 +58,7 @@ def world(config: Any, *models: nn.Module, precision: Precision = "float32") -> 
 
 
 def slopes(one: World) -> torch.Tensor:
-    """What teaches G in the next step."""
+    """Return the estimated gradients that train G in the next step."""
     one.server.step()
     return torch.cat([parameter.grad.flatten() for parameter in one.server.state.generator.G.parameters()])
 
@@ -68,7 +68,7 @@ def slopes(one: World) -> torch.Tensor:
 
 @pytest.mark.parametrize("q", [1, 4, 16, 64])
 def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q: int) -> None:
-    """Of answers that are linear in x, so that nothing is lost by the length of a step."""
+    """The responses are linear in x, so that the finite differences have no error."""
     d, classes, inputs = 6, 3, 4000
     draw = torch.Generator().manual_seed(q)
     A, g = torch.randn(d, classes, generator=draw), torch.randn(1, inputs, classes, generator=draw)
@@ -85,7 +85,7 @@ def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q
 
 
 def test_differences_approximate_gradients_of_nodes() -> None:
-    """Where many directions are asked about, and where none is it does not."""
+    """With many directions; with none there is no estimate."""
     config = replace(IOD, conf=5.0)
     ways = ({}, {"backpropagate": False, "directions": 3000, "epsilon": 0.01}, {"backpropagate": False})
     through, around, mimicking = (slopes(world(replace(config, **way))) for way in ways)  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def test_differences_are_not_rounded_away_by_nodes_that_compute_in_bfloat16(conf
 
 @pytest.mark.parametrize("importance", ["realness", "odds"])
 def test_other_tensors_are_not_linearized(importance: Any) -> None:
-    """What critics say of each input is differenced, the mean of what they say of real ones is not."""
+    """The critics' scores of each input are differenced; their mean score of real inputs is not."""
     config = replace(IOD, gan=1.0, critic=Discriminators(width=4, batch=32), importance=importance)
     one = world(replace(config, backpropagate=False, directions=2, ensemble="probs"))
     one.server.step()

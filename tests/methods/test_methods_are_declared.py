@@ -61,7 +61,7 @@ def elsewhere() -> list[Path]:
 
 
 def code_matches(pattern: str, *, whole: bool = False, names: bool = False) -> list[str]:
-    """Where a text of the code, or a name in it, matches a pattern, or is it from beginning to end."""
+    """Return the strings and names of the code that match a pattern, in part or as a whole."""
     match = re.compile(pattern).fullmatch if whole else re.compile(pattern).search
     return [
         f"{path.relative_to(PACKAGE)}:{line}: {text[:60]}"

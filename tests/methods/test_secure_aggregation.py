@@ -176,7 +176,7 @@ def test_two_nodes_are_too_few() -> None:
 
 
 def summed_outputs(name: str) -> str:
-    """What a method asks in sums; or why it cannot."""
+    """Return the outputs that a method requests as sums, or the reason why it cannot."""
     method = METHODS[name]()
     own = {part.name for part in fields(method)}
     wanted = {"ensemble": "logits", "levels": 0, "adversary": 0.0, "gan": 0.0, "conf": 0.0, "unique": 0.0}

@@ -20,7 +20,7 @@ def seeded() -> None:
 
 
 class Layouts(TorchDispatchMode):
-    """Whether any input of group norm, forward or backward, lies channels last."""
+    """Record whether any input of group norm, forward or backward, is in channels-last format."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -272,7 +272,7 @@ OTHERS = [
 
 
 def test_refusal_does_not_reveal_column_ranges(tmp_path: Path) -> None:
-    """Whether another schema would fit the rows or not, its refusal is the same, with the data away, too."""
+    """The refusal is the same whether another schema fits the rows or not, and without the data."""
     clinic, anybody = ward(tmp_path / "own"), ward(tmp_path / "any", "")
     for each, schema in enumerate(OTHERS):
         for node in (clinic, anybody):
@@ -340,7 +340,7 @@ def test_approval_of_one_run_does_not_admit_another(tmp_path: Path) -> None:
 
 
 def test_approval_needs_more_digits_than_display(tmp_path: Path) -> None:
-    """Of 32 bits a server finds a description that agrees with another."""
+    """A server can find two descriptions whose digests agree in 32 bits."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
     sha256 = describe(PLAN, None).sha256

@@ -202,7 +202,7 @@ def test_many_threads_share_a_log(path: Path) -> None:
 
 
 def test_charged_release_is_on_disk(path: Path) -> None:
-    """What SQLite promises with these settings; a power failure cannot be had in a test."""
+    """SQLite guarantees it with these settings; a test cannot cause a power failure."""
     with closing(AuditLog(path)) as audit:
         assert audit._database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert audit._database.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL

@@ -18,14 +18,14 @@ from tests.support.errors import raises_invalid
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Of a log with three entries."""
+    """Path of a log with three entries."""
     path = tmp_path / "audit.sqlite"
     fill(path, 3)
     return path
 
 
 def settles(path: Path, message: str) -> Spending:
-    """What was spent by a log in trouble: settled, it is opened, verified and charged to as any other."""
+    """Settle a damaged log; it can be opened, verified and charged like any other."""
     with closing(AuditLog(path)) as audit:
         with pytest.raises(AuditError, match=message):
             audit.charge(entry(50))

@@ -1,4 +1,4 @@
-"""What a node tells of its numbers of examples, on every task: no record moves it further than is paid."""
+"""Numbers of examples that a node releases, on every task: no record changes them by more than is charged."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ HIDDEN = "its data or model failed: see its log"
 
 
 def joined(clinic: Clinic, caplog: pytest.LogCaptureFixture) -> str:
-    """What the owner's log says of a join that fails; the server learns nothing of it."""
+    """Return the owner's log of a join that fails; the server receives no details."""
     clinic.again()
     with caplog.at_level(logging.WARNING, "fedstill.node"):
         reply = clinic.say("join", plan=clinic.plan.to_dict())

@@ -65,7 +65,7 @@ def vector(module: nn.Module) -> torch.Tensor:
 def moved(
     node: Node, dp: DPParameters, q: float, number: int = 0, batch: float = 1.0, **how: Any
 ) -> torch.Tensor:
-    """What one real step moves the network by: minus the gradient that it has stepped on."""
+    """Return the change of the network by one real step: minus the gradient of the step."""
     before = vector(node.model)
     private_step(node, "model", dp, q, number, private_loss=entropy, batch=batch, **how)
     return vector(node.model) - before
@@ -279,7 +279,7 @@ ONE_STEP = LocalConfig(epochs=1, batch=64, optimizer="sgd", lr=1.0, momentum=0.0
 
 
 def first_step(node: Node, augment: Any, secret: int = 0, asking: str = "") -> torch.Tensor:
-    """What the first step of a real training moves, times the records: minus the sum of their gradients."""
+    """Return the change by the first step times the records, which is minus the sum of the gradients."""
     node.query_context_hash = asking
     before, config = vector(node.model), dataclasses.replace(ONE_STEP, augment=augment)
     assert dp_training.train_privately(node, TASK, config, COMPUTE, dp=private(clip=0.3, secret=secret)) == 1

@@ -344,7 +344,7 @@ def noisy() -> Gate:
 
 
 def examined(door: Gate, logits: torch.Tensor, part: str) -> torch.Tensor:
-    """What leaves in place of some logits."""
+    """Return the release of some logits."""
     what, name = ReceivedQuery(0, "predict_logits", "c0", "", {}), "logits" if part == "response" else "d/dx"
     return release_now(door, what, part, {name: logits}, replace(QUERY, depends_on_records=()), {})[name]
 

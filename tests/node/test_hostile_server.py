@@ -559,7 +559,7 @@ def test_overflowing_predictor_gives_noise_and_is_charged(
 
 
 def test_reason_for_too_large_run_is_not_sent(tmp_path: Path) -> None:
-    """Which of its own data and of public inputs are too many would tell how many records it has, at once."""
+    """Naming the part that is too large, own data or public inputs, would reveal the number of records."""
     spec = dataclasses.replace(SPEC, classes=tuple(map(str, range(100))))
     clinic = Clinic(tmp_path / "clinic", f"max_memory = {50_000_000}\n")
     records = np.zeros((20_000, *SHAPE), dtype=np.float32)

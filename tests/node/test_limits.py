@@ -278,7 +278,7 @@ OPEN = "outputs_only = false"
 
 
 def joined(folder: Path, method: dict[str, Any], policy: str = OPEN) -> Any:
-    """What a node says to a plan."""
+    """Return a node's reply to a plan."""
     clinic = Clinic(folder, policy, dataclasses.replace(PLAN, method=method))
     reply = clinic.say("join", plan=clinic.plan.to_dict())
     if clinic.host.session is not None:

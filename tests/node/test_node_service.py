@@ -316,7 +316,7 @@ def a_round(clinic: Clinic, scores: torch.Tensor, rows: Any, number: int, turn: 
 
 
 def charges_by_part(clinic: Clinic) -> dict[str, int]:
-    """What the run has paid, by the parts of releases."""
+    """Return the charges of the run, by the parts of releases."""
     times: Counter[str] = Counter()
     for row in clinic.rows():
         times[row["part"]] += sum(row["cost"].values())

@@ -91,7 +91,7 @@ def node(folder: Path, text: str = "") -> Path:
 
 
 def make_kit(folder: Path, name: str = "clinic", days: int = 1) -> None:
-    """What a startup kit of FLARE has in it, as far as it is read here."""
+    """Write a startup kit of FLARE, with the files that are read here."""
     startup = folder / "kit" / "startup"
     startup.mkdir(parents=True, exist_ok=True)
     table = {"client": {"fqsn": name}, "servers": [{"service": {"target": "uni.example:8002"}}]}

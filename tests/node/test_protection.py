@@ -133,7 +133,7 @@ class World:
         return {name: responses[name][0].detach() for name in responses.tensors}
 
     def clean(self, x: torch.Tensor = X) -> torch.Tensor:
-        """What the node's model says, as the gate bounds it."""
+        """Return the outputs of the node's model, bounded as by the gate."""
         with torch.no_grad():
             z = self.node.model.eval()(x)
         return self.mechanism.rule(self.federation.queries["predict_logits"], "logits").bound(z)
@@ -238,7 +238,7 @@ def test_input_gradients_are_noised_and_charged() -> None:
 
 
 def noise_of(one: World, number: int | None = None, x: torch.Tensor = X) -> torch.Tensor:
-    """Of an answer, in the order of its numbers."""
+    """Return the noise of a response, in the order of its numbers."""
     return one.query(x, number)["logits"] - one.clean(x)
 
 
@@ -360,7 +360,7 @@ def test_vote_sensitivity_matches_charge() -> None:
 
 
 def released(one: World, rows: int = ROWS) -> PrivacyCost:
-    """What answers about some inputs cost by themselves."""
+    """Return the cost of the responses to some inputs alone."""
     bill = one.mechanism.release_costs(one.federation.queries["predict_logits"], {"logits": (rows, CLASSES)})
     return total_cost(bill) or PrivacyCost()
 

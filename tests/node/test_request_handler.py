@@ -216,7 +216,7 @@ def test_failed_query_without_private_training_can_be_repeated(private: bool, ch
 
 
 def test_response_after_failure_has_another_history() -> None:
-    """Of equal past it would be the answer that has left already, of which a limit counts one."""
+    """With an equal history it would be the same release as before, which a limit counts once."""
     office = Office()
     states = [copy.deepcopy(node.state_dict()) for node in office.nodes]
     first = office.query(1)

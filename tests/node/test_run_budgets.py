@@ -105,7 +105,7 @@ class Node:
 
 
 def fit(event: Event, most: float, start: PrivacyCost | None = None) -> int:
-    """How often an event fits into an epsilon, counted up one by one."""
+    """Return how often an event fits into an epsilon, by counting one by one."""
     times = 0
     while compute_epsilon(PrivacyCost({event: times + 1}) + (start or PrivacyCost()), 1e-5) <= most:
         times += 1

@@ -450,7 +450,7 @@ def test_damaged_sum_history_gives_error(text: str, tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sets(st.integers(0, 8), min_size=3), min_size=1, max_size=6))
 def test_no_combination_of_sums_reveals_two_nodes(sets: list[set[int]]) -> None:
-    """Of all linear combinations of the sums that nodes let happen, none is of one or two of them alone."""
+    """No linear combination of the sums that nodes allow is a sum over one or two of them alone."""
     histories = {node: SumHistory(Path("none.json")) for node in range(9)}
     let = []
     for members in sets:

@@ -1,4 +1,4 @@
-"""What a server says to a node comes to it as it was meant, or not at all."""
+"""Messages from a server arrive at a node unchanged, or are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is described as: from the plan alone, alike on both sides, in numbers worked out by hand."""
+"""Description of a run: from the plan alone, equal on both sides, with numbers worked out by hand."""
 
 from __future__ import annotations
 

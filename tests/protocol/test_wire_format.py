@@ -170,7 +170,7 @@ def test_channels_last_layout_round_trips() -> None:
 
 
 def test_tensors_begin_where_torch_lets_them_begin() -> None:
-    """Where a tensor begins decides which kernel computes it, and so the last digits of a run's figures."""
+    """The alignment of a tensor decides which kernel computes it, and so the last digits of metrics."""
     named = {f"x{size}": torch.ones(size, 1, 1, 1) for size in range(1, 20)}
     assert {tensor.data_ptr() % 64 for tensor in unpack(pack({}, named))[1].values()} == {0}
 
@@ -227,7 +227,7 @@ def test_a_file_of_safetensors_with_another_header_is_refused(metadata: dict[str
 
 @pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [2**63, 0], [2**40, 2**40, 0, 2**40]])
 def test_rejects_shape_larger_than_memory(shape: list[int]) -> None:
-    """Of no bytes, so that safetensors lets it pass."""
+    """The tensor has no bytes, so safetensors accepts it."""
     decoded = json.dumps({"fedstill": {}, "strides": {}})
     of_x = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
     header = json.dumps({"__metadata__": {"fedstill": decoded}, "x": of_x}).encode()

@@ -1,4 +1,4 @@
-"""What is said while a run at a deployed federation waits; whole runs are in tests/federation."""
+"""Messages while a run on a deployed federation waits; whole runs are in tests/federation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_names_node_that_left_before_job() -> None:
 
 
 def test_notes_unused_training_data(tmp_path: Path) -> None:
-    """Of a file of its own, four fifths: they would be the nodes' training examples in a simulation."""
+    """Four fifths of the server's file are unused: in a simulation they would be the nodes' training data."""
     draw = np.random.default_rng(0)
     images = draw.integers(0, 256, (50, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "study.npz", images=images, labels=np.arange(50) % 10)

@@ -121,7 +121,7 @@ def test_metrics_by_label() -> None:
 
 
 def test_node_models_are_evaluated_on_known_labels() -> None:
-    """What no example of its data says anything of has no trained output, which guesses."""
+    """A label without any known value in a node's data has an untrained output, which would guess."""
     task = MultiLabelConfig().make(2)
     cases = CaseIndex(torch.tensor([0, 1, 2, 3]), NAMES, ("A",) * 4)
     data = TensorData(torch.zeros(4, 1, 4, 4), torch.tensor([[1, 1], [0, 0], [1, 1], [0, 0]]), cases=cases)

@@ -1,4 +1,4 @@
-"""Which cases a run's pictures show, and that they are put together as the data have them."""
+"""Cases in a run's pictures, and their assembly from slices and patches."""
 
 from __future__ import annotations
 

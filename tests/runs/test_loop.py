@@ -1,4 +1,4 @@
-"""What is kept of a server's turns: generated inputs, and the maps that they were made from."""
+"""Samples that a run saves: generated inputs, and the maps that they were generated from."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_method_without_student_saves_none(tmp_path: Path) -> None:
 
 
 def refused(link: RecordingLink) -> bool:
-    """Whether nobody has been asked or has trained."""
+    """Return whether no node was queried or has trained."""
     return not link.times("train_locally") and not link.times("answer_query")
 
 

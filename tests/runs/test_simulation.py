@@ -366,7 +366,7 @@ def test_frozen_network_runs_or_is_refused(method: Any) -> None:
 
 
 def test_frozen_network_uses_no_random_numbers() -> None:
-    """Of one architecture, with dropout, and asked the same; who is asked first answers without learning."""
+    """Nodes of one architecture with dropout get the same query; evaluation uses no random numbers."""
 
     def learned(count: int) -> list[torch.Tensor]:
         torch.manual_seed(0)

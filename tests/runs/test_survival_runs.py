@@ -18,7 +18,7 @@ from tests.support.runs import result_of, small_run
 
 
 def run(out: Path, *words: str, method: str) -> dict[str, Any]:
-    """What ``result.json`` says of a run with a node for each site."""
+    """Return ``result.json`` of a run with a node for each site."""
     tables = {
         "data": {"name": str(data_files.write_survival(out / "hospitals"))},
         "split": {"name": "column", "column": "site", "nodes": 0},

@@ -158,7 +158,7 @@ QUICK: dict[str, Any] = {
 
 
 class Frame(dict[str, list[Any]]):
-    """What is looked at of a DataFrame."""
+    """The attributes of a DataFrame that are used."""
 
     shape = (60, 2)
     to_numpy = None

@@ -48,7 +48,7 @@ class Lab:
         self.here, self.installed = here, installed
 
     def __call__(self, *words: str, code: int = 0, begin: str = "") -> str:
-        """What the command prints.
+        """Run the command and return its output.
 
         Args:
             words: after ``fedstill``.
@@ -94,12 +94,12 @@ class Lab:
         return folder
 
     def result(self, out: str) -> dict[str, Any]:
-        """What a run came to."""
+        """Return the result of a run."""
         result: dict[str, Any] = json.loads((self.here / out / "result.json").read_text())
         return result
 
     def text(self, file: str) -> str:
-        """What stands in a file."""
+        """Return the text of a file."""
         return (self.here / file).read_text()
 
 

@@ -1,4 +1,4 @@
-"""Where the experiments' presets and packs are, for their tests."""
+"""Paths of the experiments' presets and packs."""
 
 from __future__ import annotations
 

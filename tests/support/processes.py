@@ -243,7 +243,7 @@ class Sites:
         return self.folder / "nodes" / name / "runs" / "one"
 
     def audit(self, name: str) -> list[dict[str, Any]]:
-        """What has left a node, by its audit log or by the server's."""
+        """Return the releases of a node, by its audit log or by the server's."""
         return releases(self.served if name == "server" else self.folder / "nodes" / name)
 
     def log(self, name: str) -> str:

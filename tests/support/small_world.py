@@ -105,7 +105,7 @@ def make_nodes(
 
 @dataclass
 class World:
-    """What a test looks at."""
+    """State that a test observes."""
 
     nodes: list[Node]
     server: Server
@@ -147,7 +147,7 @@ class World:
         return {name: torch.stack([response[name] for response in each]) for name in each[0]}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a run remembers, to go on."""
+        """Return the state that a run needs to resume."""
         return {"server": self.server.state_dict(), "nodes": [node.state_dict() for node in self.nodes]}
 
     def load_state_dict(self, state: Any) -> None:

@@ -81,7 +81,7 @@ class Nuclei(InstanceImageData):
 
 
 def _pictures(path: Path, site: str, split: str = "", only: Sequence[str] = ()) -> list[InstanceImage]:
-    """What a pack has of some sites: ``split`` is the array that tells the parts, if there is one."""
+    """Return the pictures of some sites in a pack; ``split`` names the array of parts, if there is one."""
     arrays = read_npz(path)
     names, sites = require_array(path, arrays, "name"), require_array(path, arrays, site)
     normalize_requested_sites(only, sorted({str(name) for name in sites}))
