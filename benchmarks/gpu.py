@@ -230,7 +230,7 @@ def vector(networks: list[nn.Module]) -> torch.Tensor:
 
 
 def check(chosen: Chosen) -> list[dict[str, Any]]:
-    """Return the distance of each method's networks on the device from those on the CPU, over their change.
+    """Return how far each method's networks on the device are from those on the CPU, over their change.
 
     Next to it, how far rounding alone takes them: stacked on the CPU from one by one on the CPU.
     """

@@ -1,7 +1,5 @@
 """Features of examples, computed once by a backbone and kept in a cache on disk.
 
-:class:`FeatureExtractor` computes those of all parts of some data.
-
 A cached feature vector is found by the backbone's digest and a hash of the example itself. So data that have
 changed are computed again, and another split of the same data is not. The cache consists of chunks, each
 written atomically as it is computed, so that an interrupted computation resumes. Its files are accessible to
@@ -14,7 +12,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,47 +32,6 @@ FOLDER_NAME = re.compile(r"[0-9a-f]{32}-(float32|bfloat16)")  # digest and preci
 CHUNK_NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
 PART_NAME = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{16}\.part")  # of a chunk that a process writes or has left
 Progress = Callable[[int, int], object]  # examples done, and all of them
-
-
-class FeatureExtractor:
-    """Computes the features of several parts of data, with common progress.
-
-    Args:
-        options: options of the backbone.
-        backbone: the backbone.
-        device: device that computes.
-        progress: called with the number of examples that are done, and of all.
-        total: number of examples of all parts.
-        folder: folder of the cache, unless the options name one; None: the user's cache folder.
-    """
-
-    def __init__(
-        self,
-        options: Features,
-        backbone: Backbone,
-        device: torch.device,
-        progress: Progress,
-        total: int,
-        folder: Path | None = None,
-    ) -> None:
-        self.options, self.backbone, self.device = options, backbone, device
-        self.progress, self.total, self.done = progress, total, 0
-        self.cache = FeatureCache.from_options(options, backbone, folder)
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the features of inputs ``(N, ...)``."""
-        start = self.done
-        features = compute_features(
-            self.backbone,
-            inputs,
-            self.cache,
-            batch=self.options.batch,
-            device=self.device,
-            progress=lambda done, _: self.progress(start + done, self.total),
-        )
-        self.done += len(inputs)
-        self.progress(self.done, self.total)
-        return features
 
 
 class FeatureCache:
@@ -227,36 +184,57 @@ def compute_features(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> torch.Tensor:
-    """Return the features ``(N, F)`` float32 of inputs ``(N, ...)``, on the CPU.
+    """Return the features ``(N, F)`` of inputs ``(N, ...)``; see :func:`compute_features_of_parts`."""
+    parts = compute_features_of_parts(
+        backbone, [inputs], cache, batch=batch, device=device, progress=progress
+    )
+    return parts[0]
 
-    Features in the cache are read. Others are computed in chunks, and each chunk is written to the cache when
-    it is complete.
+
+def compute_features_of_parts(
+    backbone: Backbone,
+    parts: Sequence[torch.Tensor],
+    cache: FeatureCache,
+    *,
+    batch: int = 64,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> list[torch.Tensor]:
+    """Return the features ``(N, F)`` float32 of each part of some data, on the CPU.
+
+    Features in the cache are read, each file once for all parts. Others are computed in chunks, and each
+    chunk is written to the cache when it is complete.
 
     Args:
         backbone: the backbone.
-        inputs: normalized images or token ids.
+        parts: normalized images or token ids ``(N, ...)``, such as those of each node.
         cache: cache of this backbone.
         batch: examples in a forward pass.
         device: device that computes.
-        progress: called after each chunk.
+        progress: called with the number of examples that are done, and of all: at first and after each chunk.
     """
-    inputs = inputs.cpu()
-    hashes = example_hashes(inputs)
-    features = torch.empty(len(inputs), backbone.width)
+    parts = [part.cpu() for part in parts]
+    hashes = [example for part in parts for example in example_hashes(part)]
+    features = torch.empty(len(hashes), backbone.width)
     found = cache.read(hashes, features)
     first_rows: dict[bytes, int] = {}
-    for row in torch.nonzero(~found).flatten().tolist():
-        first_rows.setdefault(hashes[row], row)
-    rows, done = list(first_rows.values()), int(found.sum())
+    missing = torch.nonzero(~found).flatten().tolist()
+    for row in missing:
+        first_rows.setdefault(hashes[row], row)  # equal examples are computed once
+    rows, done = list(first_rows.values()), len(hashes) - len(first_rows)
+    examples = [example for part in parts for example in part] if rows else []  # views
+    if progress is not None:
+        progress(done, len(hashes))
     for start in range(0, len(rows), CHUNK):
         chunk = rows[start : start + CHUNK]
-        features[chunk] = _forward(backbone.to(device), inputs[chunk], batch, device)
+        inputs = torch.stack([examples[row] for row in chunk])
+        features[chunk] = _forward(backbone.to(device), inputs, batch, device)
         cache.write([hashes[row] for row in chunk], features[chunk])
         if progress is not None:
-            progress(done + start + len(chunk), done + len(rows))
-    for row in torch.nonzero(~found).flatten().tolist():  # equal examples are computed once
+            progress(done + start + len(chunk), len(hashes))
+    for row in missing:
         features[row] = features[first_rows[hashes[row]]]
-    return features
+    return list(features.split([len(part) for part in parts]))
 
 
 def _forward(

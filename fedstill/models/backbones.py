@@ -44,6 +44,7 @@ EXPECTED = (
     "timm:NAME, torchvision:NAME, hf:FOLDER, a .onnx file, random-conv, scattering, or package.module:factory"
 )
 MIN_FEATURE_STD = 1e-6  # of a feature that does not vary
+LEAST_DEVIATION = 0.1  # of a feature, relative to the root mean square of all deviations
 ONNX_GRAPH = "fedstill::OnnxGraph"  # domain and name of the node that stands for an OnnxEncoder
 BACKBONE_KINDS = ("timm", "torchvision", "hf", "random-conv", "scattering")  # that import no custom code
 BACKBONES: Registry[Any] = Registry("backbone", {}, call_signature="shape")
@@ -481,7 +482,19 @@ def batch_norm_moments(backbone: Backbone) -> tuple[torch.Tensor, torch.Tensor]:
     z = math.sqrt(2) * torch.erfinv(2 * quantiles - 1)  # a standard normal distribution
     values = norm.bias.double().unsqueeze(1) + norm.weight.double().abs().unsqueeze(1) * z  # (F, 1000)
     outputs = activation(values.clone())
-    return outputs.mean(1).float(), outputs.std(1).float()
+    return outputs.mean(1).float(), raise_small_deviations(outputs.std(1)).float()
+
+
+def raise_small_deviations(std: torch.Tensor) -> torch.Tensor:
+    """Return standard deviations ``(F,)`` of which none is below a tenth of the root mean square of all.
+
+    A feature that is nearly constant on the data of these deviations may vary on others, and would then be
+    scaled up beyond all others.
+
+    >>> raise_small_deviations(torch.tensor([2.0, 2.0, 2.0, 0.0]))  # root mean square: the root of 3
+    tensor([2.0000, 2.0000, 2.0000, 0.1732])
+    """
+    return std.clamp_min(LEAST_DEVIATION * std.square().mean().sqrt())
 
 
 # --- loading ------------------------------------------------------------------------------------------------
@@ -580,7 +593,7 @@ def _fixed_filters(kind: str, width: str, raw: RawInputs) -> nn.Module:
 
 def _load_timm(name: str) -> tuple[nn.Module, int, tuple[float, ...], tuple[float, ...]]:
     """Return a network of timm with initial weights, its channels, mean and standard deviation."""
-    with _installed("vision"):
+    with _installed(f"timm:{name}", "vision"):
         timm = importlib.import_module("timm")
     try:
         network: Any = timm.create_model(name, pretrained=False, num_classes=0)
@@ -595,7 +608,7 @@ def _load_torchvision(name: str) -> tuple[nn.Module, int, tuple[float, ...], tup
 
     Networks for detection and segmentation would download the weights of their own backbone.
     """
-    with _installed("vision"):
+    with _installed(f"torchvision:{name}", "vision"):
         models = importlib.import_module("torchvision").models
     if name not in models.list_models(module=models):
         raise ArgumentError("features.backbone", f"torchvision:{name}", "a classifier of torchvision.models")
@@ -613,7 +626,7 @@ def _load_hugging_face(where: str, options: Features, raw: RawInputs) -> tuple[n
     folder, spec = Path(where).expanduser(), f"hf:{where}"
     if not (folder / "config.json").is_file():
         raise ArgumentError("features.backbone", spec, "hf:FOLDER, a local folder with config.json")
-    library = import_transformers(spec)
+    library = import_transformers("features.backbone", spec)
     try:
         model: Any = library.AutoModel.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True
@@ -642,7 +655,7 @@ def _load_onnx(path: str) -> tuple[OnnxEncoder, str]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ArgumentError("features.backbone", path, "an existing .onnx file")
-    with _installed("onnx"):
+    with _installed(path, "onnx"):
         runtime, onnx = importlib.import_module("onnxruntime"), importlib.import_module("onnx")
     content = file.read_bytes()
     try:
@@ -674,13 +687,13 @@ def _has_external_data(part: Any) -> bool:
 
 
 @contextmanager
-def _installed(extra: str) -> Iterator[None]:
+def _installed(backbone: str, extra: str) -> Iterator[None]:
     """Refuse a backbone whose library is not installed."""
     try:
         yield
     except ImportError as error:
-        missing = f"{error.name} is not installed"
-        raise ArgumentError("features.backbone", missing, f"pip install 'fedstill[{extra}]'") from error
+        expected = f"{error.name} to be installed: pip install 'fedstill[{extra}]'"
+        raise ArgumentError("features.backbone", backbone, expected) from error
 
 
 def _load_weights(network: nn.Module, options: Features) -> None:

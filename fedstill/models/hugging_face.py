@@ -28,8 +28,8 @@ LOAD_ERRORS = (
 )  # raised by the library if a model cannot be loaded
 
 
-def import_transformers(spec: str) -> ModuleType:
-    """Return the ``transformers`` library.
+def import_transformers(option: str, value: str) -> ModuleType:
+    """Return the ``transformers`` library, which the value of an option needs.
 
     Raises:
         ArgumentError: it is not installed.
@@ -37,7 +37,8 @@ def import_transformers(spec: str) -> ModuleType:
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
-        raise ArgumentError(spec, "transformers is not installed", "pip install 'fedstill[text]'") from error
+        expected = "transformers to be installed: pip install 'fedstill[text]'"
+        raise ArgumentError(option, value, expected) from error
 
 
 def _load_pretrained(auto: Any, where: str, **options: Any) -> Any:
@@ -112,7 +113,7 @@ def load_classifier(where: str, shape: tuple[int, ...], classes: int, vocabulary
         ModelError: the model does not exist, has no safetensors weights or has fewer tokens than the data.
     """
     spec = PREFIX + where
-    library = import_transformers(spec)
+    library = import_transformers("model", spec)
     try:
         # A head with another number of classes is replaced.
         options = {"num_labels": classes, "ignore_mismatched_sizes": True, "use_safetensors": True}
@@ -176,7 +177,7 @@ def tokenize(where: str, texts: Sequence[str], length: int) -> tuple[torch.Tenso
             installed.
     """
     spec = PREFIX + where
-    library = import_transformers(spec)
+    library = import_transformers("data.vocabulary", spec)
     try:
         tokenizer = _load_pretrained(library.AutoTokenizer, where)
     except LOAD_ERRORS as error:

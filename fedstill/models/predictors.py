@@ -85,8 +85,8 @@ def load_onnx(path: Path) -> Any:
     try:
         runtime = importlib.import_module("onnxruntime")
     except ImportError as error:
-        expected = "pip install 'fedstill[onnx]'"
-        raise ArgumentError(path.name, "onnxruntime is not installed", expected) from error
+        expected = "onnxruntime to be installed: pip install 'fedstill[onnx]'"
+        raise ArgumentError("model", path.name, expected) from error
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors are raised as exceptions
@@ -169,8 +169,8 @@ def load_skops(path: Path) -> Any:
     try:
         skops = importlib.import_module("skops.io")
     except ImportError as error:
-        expected = "pip install 'fedstill[skops]'"
-        raise ArgumentError(path.name, "skops is not installed", expected) from error
+        expected = "skops to be installed: pip install 'fedstill[skops]'"
+        raise ArgumentError("model", path.name, expected) from error
     try:
         untrusted = [kind for kind in skops.get_untrusted_types(file=path) if kind not in TRUSTED_TYPES]
         if untrusted:

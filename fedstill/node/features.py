@@ -18,7 +18,7 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.data.data_spec import DataSpec
-from fedstill.data.features import FeatureExtractor
+from fedstill.data.features import FeatureCache, compute_features
 from fedstill.data.public import PublicData
 from fedstill.models.backbones import Backbone, Features, RawInputs, load_backbone, make_scale
 from fedstill.node.admission import refuse
@@ -117,9 +117,11 @@ def compute_own_features(
 
     options = file.features.in_folder(folder)
     scale = make_scale(options.normalize, backbone, None if public is None else public.moments)
-    extract = FeatureExtractor(options, backbone, compute.device, log_progress, len(data), folder / CACHE)
-    features = extract(data.inputs)
-    for note in extract.cache.notes:  # for the owner only
+    cache = FeatureCache.from_options(options, backbone, folder / CACHE)
+    features = compute_features(
+        backbone, data.inputs, cache, batch=options.batch, device=compute.device, progress=log_progress
+    )
+    for note in cache.notes:  # for the owner only
         logger.warning("%s", note)
     with torch.no_grad():
         data = replace(data, inputs=scale(features))

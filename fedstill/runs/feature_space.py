@@ -18,7 +18,7 @@ from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.progress import ProgressBar
 from fedstill.core.table_schema import NO_SCHEMA
-from fedstill.data.features import FeatureExtractor
+from fedstill.data.features import FeatureCache, compute_features_of_parts
 from fedstill.data.public import GAUSSIAN, PublicConfig, PublicData, gaussian_features
 from fedstill.models.backbones import (
     Backbone,
@@ -27,6 +27,7 @@ from fedstill.models.backbones import (
     RawInputs,
     load_backbone,
     make_scale,
+    raise_small_deviations,
 )
 from fedstill.protocol.feature_plan import FeaturePlan
 from fedstill.runs.data_digests import digest_examples, digest_run_data
@@ -67,14 +68,16 @@ class FeatureSpace:
         }
 
 
-LEAST_DEVIATION = 0.1  # of a public feature, relative to the root mean square of all deviations
+UNNORMALIZED = (
+    "The queries are standard normal vectors, and the features are not normalized: where the distributions "
+    "differ, the responses teach little. See features.normalize."
+)
 
 
 def public_moments(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and standard deviation ``(F,)`` of the features of public data ``(N, F)``.
 
-    A feature that is nearly constant on a few public examples may vary on others, and would then be scaled up
-    beyond all others. No deviation is below a tenth of the root mean square of all.
+    Small deviations are raised (:func:`~fedstill.models.backbones.raise_small_deviations`).
 
     Raises:
         ArgumentError: there are fewer than 2.
@@ -82,8 +85,7 @@ def public_moments(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if len(features) < 2:  # one has no deviation
         expected = "2 public examples or more, or another normalization"
         raise ArgumentError("features.normalize", "public", expected)
-    std = features.double().std(0)
-    return features.double().mean(0), std.clamp_min(LEAST_DEVIATION * std.square().mean().sqrt())
+    return features.double().mean(0), raise_small_deviations(features.double().std(0))
 
 
 def to_feature_space(
@@ -118,10 +120,16 @@ def to_feature_space(
     backbone = load_backbone(options, raw, str(compute.device))
     is_public = options.normalize == "public" and bool(shared)
     scale = None if is_public else make_scale(options.normalize, backbone, None)  # refuses before any work
+    cache = FeatureCache.from_options(options, backbone)
     with ProgressBar(progress) as bars:
-        report = partial(bars.update, "features")
-        extract = FeatureExtractor(options, backbone, compute.device, report, sum(map(len, inputs)))
-        features = [extract(each) for each in inputs]
+        features = compute_features_of_parts(
+            backbone,
+            inputs,
+            cache,
+            batch=options.batch,
+            device=compute.device,
+            progress=partial(bars.update, "features"),
+        )
     if scale is None:
         scale = make_scale(options.normalize, backbone, public_moments(features[0]))
     with torch.no_grad():
@@ -131,7 +139,10 @@ def to_feature_space(
         public = replace(public, inputs=features.pop(0), moments=moments)
     elif public_config.name == GAUSSIAN:
         public = gaussian_features(public_config, backbone.width)
-    space = FeatureSpace(options, backbone, scale, *digests, tuple(extract.cache.notes))
+    notes = list(cache.notes)
+    if public is not None and public_config.name == GAUSSIAN and options.normalize == "none":
+        notes.append(UNNORMALIZED)
+    space = FeatureSpace(options, backbone, scale, *digests, tuple(notes))
     tested, *own = features
     new_parts = [replace(part, inputs=each) for part, each in zip(parts, own, strict=True)]
     return new_parts, replace(test, inputs=tested), public, space

@@ -17,7 +17,7 @@ from fedstill.runs.student_file import StudentFile
 from fedstill.student.student_model import PortableStudent, StudentModel
 
 try:
-    library: Any = import_transformers("--format huggingface")
+    library: Any = import_transformers("--format", "huggingface")
 except ArgumentError as error:
     raise FedstillError("--format huggingface needs transformers: pip install 'fedstill[text]'") from error
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 
 from fedstill.data import features as cached_features
-from fedstill.data.features import FeatureCache, compute_features
+from fedstill.data.features import FeatureCache, compute_features, compute_features_of_parts
 from fedstill.models.backbones import Backbone, Features, RawInputs, load_backbone
 
 RAW = RawInputs((1, 8, 8))
@@ -51,6 +51,28 @@ def test_features_are_computed_once_for_any_order_of_the_examples(
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
     assert torch.equal(compute_features(backbone, x[order], cache(tmp_path, backbone)), first[order])
     assert counted.examples == 0
+
+
+def test_each_cached_file_is_read_once_for_all_parts(
+    tmp_path: Path, backbone: Backbone, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand nodes whose examples lie in all files would read each file a thousand times."""
+    monkeypatch.setattr(cached_features, "CHUNK", 20)
+    whole = compute_features(backbone, x[:40], cache(tmp_path, backbone))
+    read: list[Path] = []
+    original = FeatureCache._read_chunk
+
+    def counted_read(self: FeatureCache, path: Path) -> torch.Tensor | None:
+        read.append(path)
+        return original(self, path)
+
+    monkeypatch.setattr(FeatureCache, "_read_chunk", counted_read)
+    counted = Counted(backbone)
+    parts = [x[0:40:2], x[1:40:2], x[40:], x[:0]]
+    features = compute_features_of_parts(backbone, parts, cache(tmp_path, backbone))
+    assert len(read) == len(set(read)) == 2
+    assert counted.examples == 10
+    torch.testing.assert_close(features, [whole[0::2], whole[1::2], backbone(x[40:]), whole[:0]])
 
 
 def test_only_changed_examples_are_computed_again(

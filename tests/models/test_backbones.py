@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,15 @@ def test_moments_of_batch_norm_are_those_of_its_activation() -> None:
     sample = torch.randn(200_000, 3, generator=torch.Generator().manual_seed(0)) * norm.weight + norm.bias
     torch.testing.assert_close(mean, sample.relu().mean(0), atol=0.02, rtol=0)
     torch.testing.assert_close(std, sample.relu().std(0), atol=0.02, rtol=0)
+
+
+def test_dead_feature_of_batch_norm_is_not_scaled_up() -> None:
+    backbone = load_backbone(Features(TINY), GRAY)
+    norm: Any = backbone.network.norm
+    norm.weight.copy_(torch.tensor([0.1, 1.0, 2.0]))
+    norm.bias.copy_(torch.tensor([-9.0, 0.0, 3.0]))  # the first is 0 after the activation
+    _, std = batch_norm_moments(backbone)
+    assert float(std[0]) == pytest.approx(0.1 * math.sqrt(float(std[1] ** 2 + std[2] ** 2) / 3), rel=1e-5)
 
 
 def test_complete_model_keeps_the_backbone_frozen_while_its_head_trains() -> None:

@@ -20,7 +20,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassif
 from torch import nn
 
 from fedstill import models
-from fedstill.core.errors import ArgumentError, FedstillError, ModelError, PredictorError
+from fedstill.core.errors import FedstillError, ModelError, PredictorError
 from fedstill.core.table_schema import NO_SCHEMA, SchemaColumn, TableSchema
 from fedstill.models import custom_model, predictors
 from fedstill.models.interface import ClassMap, Interface
@@ -216,7 +216,7 @@ def test_missing_library_error_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, library: str, load: Callable[[Path], Any], extra: str
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ArgumentError, match=rf"not installed'? \(expected pip install 'fedstill\[{extra}\]'"):
+    with raises_invalid("model", "model.file", f"pip install 'fedstill[{extra}]'"):
         load(Path("model.file"))
 
 

@@ -14,11 +14,10 @@ from safetensors.torch import load_file, save_file
 import fedstill
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, ModelError, RunFolderError
-from fedstill.data.features import FeatureExtractor
 from fedstill.data.loading import load
 from fedstill.models import MLP
 from fedstill.models.backbones import Backbone, BackboneWithHead
-from fedstill.runs import run
+from fedstill.runs import feature_space, run
 from fedstill.runs.feature_space import public_moments
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
@@ -238,7 +237,7 @@ def test_resume_detects_another_backbone(tmp_path: Path) -> None:
 def test_missing_moments_are_refused_before_features_are_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FeatureExtractor, "__call__", lambda *given: pytest.fail("computes features"))
+    monkeypatch.setattr(feature_space, "compute_features_of_parts", lambda *given: pytest.fail("computes"))
     with raises_invalid("features.normalize", "public"):
         changes = {"features": {"normalize": "public"}, "public": {"name": "gaussian"}}
         build_simulation(features_config(tmp_path, **changes))
@@ -249,6 +248,13 @@ def test_moments_of_one_public_example_are_refused(tmp_path: Path) -> None:
     spec = features_config(tmp_path, features={"normalize": "public"}, public=public)
     with raises_invalid("features.normalize", "public", "2 public examples"):
         build_simulation(spec)
+
+
+@pytest.mark.parametrize(("normalize", "noted"), [("none", True), ("example", False)])
+def test_noise_on_features_of_another_scale_is_noted(tmp_path: Path, normalize: str, noted: bool) -> None:
+    changes = {"features": {"normalize": normalize}, "public": {"name": "gaussian", "limit": 10}}
+    simulation, _ = build_simulation(features_config(tmp_path, **changes))
+    assert any("features.normalize" in note for note in simulation.notes) is noted
 
 
 def test_python_student_takes_images(tmp_path: Path) -> None:
