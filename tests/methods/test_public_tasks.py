@@ -240,7 +240,7 @@ def test_centralized_may_train_on_public_data_too() -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
-    # With noise of scale 4, sampled anew in each run, the count of a node with a dozen records could be 0.
+    # With noise of scale 4, sampled again in each run, the count of a node with a dozen records could be 0.
     privacy = DPSGD(epsilon=30.0, counts_noise=1.0, training=DPTrainingConfig(clip=0.5))
     metrics = Simulation(
         setting(name, FedKD(student=StudentTraining(epochs=1, batch=8)), privacies=[privacy] * 2)
