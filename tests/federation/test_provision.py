@@ -713,9 +713,7 @@ def test_killed_node_disconnects_and_reconnects(federation: Federation) -> None:
     psutil.Process(number).kill()
     with federation.admin() as admin:
         until(lambda: "north" not in admin.nodes())
-        assert (
-            flare_site.process_id(flare_site.node(owner)) is None
-        )  # although its process ID file exists
+        assert flare_site.process_id(flare_site.node(owner)) is None  # although its process ID file exists
         process = flare_site.start(flare_site.node(owner), stdout=subprocess.DEVNULL)
         admin.wait_for(NODES, PATIENCE)
     assert process.poll() is None
