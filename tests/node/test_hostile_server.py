@@ -483,7 +483,7 @@ def test_refused_response_gives_no_gradient(tmp_path: Path) -> None:
 
 
 def test_failing_model_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a query makes the model fail may depend on what it learned from private data."""
+    """A query may make the model fail depending on what it learned from private data."""
     public = PublicData("p", torch.zeros(4, *SHAPE))
     method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
     plan = RunPlan("one", method, SPEC, public=public_fingerprint(public), public_note=("p", ""))
