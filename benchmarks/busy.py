@@ -1,10 +1,10 @@
-"""Slowdown of a run by other work, with threads that sleep or spin while they wait.
+"""Slowdown of a run by other processes, with threads that sleep or spin while they wait.
 
     python benchmarks/busy.py --preset digits-fedavg --busy 1
 
-Runs the preset alone and next to processes that only compute, once for each way of waiting, in turns.
-``ours`` is what the command ``fedstill`` chooses by itself: to spin for a moment, then to sleep. ``PASSIVE``
-sleeps at once, ``ACTIVE`` spins, ``default`` is what OpenMP does where nothing is said.
+Runs the preset alone and next to busy processes, once per wait policy; the policies alternate. ``ours`` is
+the default of the command ``fedstill``: spin briefly, then sleep. ``PASSIVE`` sleeps immediately, ``ACTIVE``
+spins, and ``default`` is OpenMP's behavior without a setting.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def seconds(preset: str, way: str, busy: int, options: list[str]) -> float:
         name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))
     }
     start = [sys.executable, "-m", "fedstill"]
-    if way == "default":  # torch is there before the command could say how to wait
+    if way == "default":  # imports torch before the command can set the wait policy
         start = [sys.executable, "-c", "import torch; from fedstill.cli.main import main; main()"]
     elif way != "ours":
         environment["OMP_WAIT_POLICY"] = way

@@ -26,7 +26,7 @@ TURNS = (1, 2, 5, 20)
 
 
 def measure(preset: str, seed: int, smoothing: float, root: str) -> dict[str, float]:
-    """Accuracy in percent of each way, and of the mean node."""
+    """Return the accuracy in percent of each ensemble and of the average node."""
     config = load(preset)
     local = dataclasses.replace(config.nodes.local, smoothing=smoothing)
     config = dataclasses.replace(

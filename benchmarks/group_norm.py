@@ -2,8 +2,9 @@
 
     python benchmarks/group_norm.py
 
-Milliseconds of one thread's processor time, the median of nine steps, in turns; images as data lie (channels
-first), or as a generator gives them (channels last). Answering: without gradients.
+Reports the median processor milliseconds of nine steps on one thread; the variants alternate. Images are
+channels first, like data, or channels last, like a generator's output. ``response`` is a forward pass without
+gradients.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Times = dict[tuple[str, str], list[float]]
 
 
 def with_torchs(network: nn.Module) -> nn.Module:
-    """The network with torch's own layers in place of ours."""
+    """Replace our layers by torch's own in a network, in place."""
     for layer in network.modules():
         if type(layer) is GroupNorm:
             layer.__class__ = nn.GroupNorm
@@ -38,7 +39,7 @@ def with_torchs(network: nn.Module) -> nn.Module:
 
 
 def measured(spec: str, shape: tuple[int, int, int], batch: int, precision: Precision) -> dict[str, Times]:
-    """Milliseconds of a step and of an answer, by the images' layout and by whose layer it is."""
+    """Return the seconds of a step and of a forward pass, by the images' layout and the layer's source."""
     compute = Compute(EngineConfig(precision=precision))
     sides = {
         "torch's": compute.to_device(with_torchs(models.build(spec, shape, 2, 0))),

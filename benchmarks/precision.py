@@ -25,7 +25,7 @@ NOISE = 100
 
 
 def networks() -> list[tuple[str, Shape, Callable[[], nn.Module], Shape]]:
-    """Each network's name, the images it is for, how it is made and the shape of one input."""
+    """Return each network's name, image shape, factory and the shape of one input."""
     entries: list[tuple[str, Shape, Callable[[], nn.Module], Shape]] = []
     for spec, shape in [
         ("mlp", GRAY),
@@ -49,7 +49,7 @@ def networks() -> list[tuple[str, Shape, Callable[[], nn.Module], Shape]]:
 
 
 def step(compute: Compute, network: nn.Module, x: torch.Tensor) -> float:
-    """Processor seconds of a way forth and back."""
+    """Return the processor seconds of a forward and backward pass."""
     start = time.process_time()
     with compute.autocast():
         z = network(x).float()
@@ -80,7 +80,7 @@ def main() -> None:
         for precision in seconds:
             compute = Compute(EngineConfig(precision=precision, threads=chosen.threads))
             placed[precision] = compute, compute.to_device(make()).train()
-        for turn in range(chosen.rounds + 1):  # the first warms up
+        for turn in range(chosen.rounds + 1):  # the first round warms up
             for precision, (compute, network) in placed.items():
                 took = step(compute, network, x)
                 if turn:

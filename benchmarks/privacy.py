@@ -1,11 +1,11 @@
-"""Cost of privacy: milliseconds of gate, noise and audit log a query, and DP-SGD's time over plain.
+"""Cost of privacy: milliseconds of gate, noise and audit log per query, and time of DP-SGD over plain SGD.
 
     python benchmarks/privacy.py                  # both, one thread
     python benchmarks/privacy.py --save
 
-A query is FedIOD's: logits and critic values up, then the inputs' gradient. Its tensors are made
-beforehand, so that only the gate is timed: admit and two releases, charged to a log on this disk. A step
-of DP-SGD and a plain one alternate, on the same model and data.
+The query is FedIOD's: logits and critic values up, then the inputs' gradient. Its tensors are computed
+beforehand, so that only the gate is timed: one admission and two releases, charged to a log on this disk. A
+step of DP-SGD and a plain one alternate, on the same model and data.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ MODELS = (("small-cnn", (1, 8, 8)), ("small-cnn", (1, 28, 28)), ("lenet5", (1, 2
 
 
 def make_node(shape: tuple[int, ...], model: str = "mlp:8") -> Node:
-    """A node with noise for data: what is learned does not matter here."""
+    """Return a node with noise as data; accuracy does not matter here."""
     generator = torch.Generator().manual_seed(0)
     data = TensorData(torch.rand(RECORDS, *shape, generator=generator), torch.arange(RECORDS) % CLASSES)
     channels, height, width = shape
@@ -90,7 +90,8 @@ def query_seconds(
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(ROWS, *shape, generator=generator)
     response = {"logits": torch.rand(ROWS, CLASSES), "critic": torch.rand(ROWS, shape[1] // 4, shape[2] // 4)}
-    gate.refusal_reason(predict_logits)  # is the whole run affordable? computed once, before the first query
+    # checks the budget of the whole run; computed once, before the first query
+    gate.refusal_reason(predict_logits)
     seconds = []
     for number in range(times):
         query = ReceivedQuery(
@@ -107,7 +108,7 @@ def query_seconds(
 
 
 def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) -> tuple[float, float]:
-    """One step of plain training and one of DP-SGD, taken in turn: medians."""
+    """Return the median seconds of a plain training step and of a DP-SGD step, which alternate."""
     compute, task = Compute(EngineConfig(batching="one-by-one", threads=1)), Classification(CLASSES)
     local = LocalConfig(batch=batch, epochs=1e4)
     plain, private = make_node(shape, model), make_node(shape, model)
@@ -126,7 +127,7 @@ def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) ->
 
 
 def main() -> None:
-    """Measure, print, and keep if asked to."""
+    """Measure, print and optionally save."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

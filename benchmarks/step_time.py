@@ -1,8 +1,8 @@
-"""Time of one step with every engine, next to a plain loop that does the same work.
+"""Time of one step with every engine, compared with a plain loop that computes the same.
 
-Two things are timed for K nodes of equal size, on random data: one FedIOD distillation step, and local
-training. The plain loop is Algorithm 1 written down with torch modules alone: no federation, no gate, no
-stacking. See the README next to this file.
+Times one FedIOD distillation step and local training for K nodes with equally many examples, on random data.
+The plain loop is Algorithm 1 in torch modules alone: no federation, no gate, no stacking. See the README in
+this folder.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ Losses = list[list[float]]
 ENGINES = ("stacked", "one-by-one", "at-once")
 WAYS = ("plain", *ENGINES)
 CLASSES = 10
-GRAY: Shape = (1, 28, 28)  # what small-cnn, lenet5 and mlp are given
-COLOR: Shape = (3, 32, 32)  # what every other model is given
+GRAY: Shape = (1, 28, 28)  # input of small-cnn, lenet5 and mlp
+COLOR: Shape = (3, 32, 32)  # input of all other models
 
 
 @dataclass(frozen=True)
 class Options:
-    """Time of a step on every engine, against a plain loop."""
+    """Time of a step on every engine, compared with a plain loop."""
 
     nodes: int = 20
     """K, all of one architecture."""
@@ -72,40 +72,40 @@ class Options:
     device: str = "cpu"
     """A torch device."""
     threads: int = 0
-    """CPU threads; 0 leaves it to torch."""
+    """CPU threads; 0 uses torch's default."""
     channels_last: bool = False
-    """Networks with channels last in memory, in every way of computing."""
+    """Use channels-last memory format for the networks of every engine."""
     cuda_graphs: bool = True
-    """On a GPU, steps recorded and launched as one."""
+    """On a GPU, capture steps as CUDA graphs."""
     rounds: int = 7
-    """Timed rounds; in each, every way of computing has its turn."""
+    """Timed rounds; each times every engine once."""
     steps: int = 1
-    """Distillation steps in a turn."""
+    """Distillation steps per round."""
     local_steps: int = 10
-    """Local steps in a turn."""
+    """Local steps per round."""
     examples: int = 256
-    """Of each node."""
+    """Examples of each node."""
     generator_width: int = FedIOD().generator.width
-    """Of G."""
+    """Width of G."""
     critic_width: int = FedIOD().critic.width
-    """Of each D_k."""
+    """Width of each D_k."""
     student_steps: int = 5
     """Student steps in a distillation step."""
     student_batch: int = 128
-    """Remembered inputs in a student step."""
+    """Inputs from memory in a student step."""
     seed: int = 0
-    """Of data, first weights and draws."""
+    """Seed of data, initial weights and sampling."""
     clock: Literal["wall", "processor"] = "wall"
-    """processor counts processor seconds: on a CPU shared with others, with one thread, steadier."""
+    """processor counts processor seconds: less noisy on a shared CPU, with one thread."""
     save: bool = False
-    """Write the figures to benchmarks/results."""
+    """Write the results to benchmarks/results."""
     name: str = "step_time"
     """First part of the result file's name."""
     assert_not_slower: float | None = None
-    """Exit with 1 if the library's own way takes more than so many times as long as the quickest one."""
+    """Exit with 1 if the default engine takes more than this many times as long as the fastest."""
 
     def fediod(self) -> FedIOD:
-        """The method's options in this benchmark: its defaults but for the sizes."""
+        """Return the method's options in this benchmark: its defaults except for the sizes."""
         return FedIOD(
             steps=1000,
             batch=self.batch,
@@ -119,7 +119,7 @@ class Options:
         return LocalConfig(epochs=0, min_steps=10_000, batch=self.batch)
 
     def engine(self, name: str, precision: Precision) -> EngineConfig:
-        """One engine."""
+        """Return the configuration of one engine."""
         return EngineConfig(
             batching="stacked" if name == "stacked" else "one-by-one",
             device=self.device,
@@ -130,7 +130,7 @@ class Options:
         )
 
     def compute(self, way: str, precision: Precision) -> Compute:
-        """Return the compute of an engine: one by one has all threads for each node, at once has one."""
+        """Return the compute of an engine: all threads for each node one by one, one thread each at once."""
         compute = Compute(self.engine(way, precision))
         if way != "at-once":
             compute.workers = Workers(1)
@@ -139,21 +139,21 @@ class Options:
 
 @dataclass
 class Timing:
-    """Seconds of one way of computing, one value a round."""
+    """Seconds per step of one engine, one value per round."""
 
     seconds: list[float] = field(default_factory=list)
 
 
-# --- what every way starts from ---------------------------------------------------------------------
+# --- shared initial state ---------------------------------------------------------------------------
 
 
 def shape_of(model: str) -> Shape:
-    """The images that an architecture is timed on."""
+    """Return the input shape with which an architecture is timed."""
     return GRAY if model.partition(":")[0] in ("small-cnn", "lenet5", "mlp") else COLOR
 
 
 def make_nodes(options: Options, model: str, compute: Compute, audit: AuditLog) -> list[Node]:
-    """K nodes with random data: the same ones for each way of computing."""
+    """Return K nodes with random data, the same for each engine."""
     shape, count = shape_of(model), options.examples
     nodes = []
     for k in range(options.nodes):
@@ -169,7 +169,7 @@ def make_nodes(options: Options, model: str, compute: Compute, audit: AuditLog) 
 
 
 def make_student(options: Options, model: str) -> torch.nn.Module:
-    """The same first weights for each way of computing."""
+    """Return the student, with the same initial weights for each engine."""
     return models.build(model, shape_of(model), CLASSES, options.seed, "student")
 
 
@@ -177,9 +177,9 @@ def make_student(options: Options, model: str) -> torch.nn.Module:
 
 
 class PlainDistillation:
-    """Algorithm 1's second loop for a list of torch modules, with answers remembered.
+    """Algorithm 1's second loop for a list of torch modules, with a memory of responses.
 
-    It makes the draws that the library makes (same names, same seeds), so that losses can be compared.
+    It samples as the library does (same names, same seeds), so that losses can be compared.
     """
 
     def __init__(self, options: Options, model: str, compute: Compute, nodes: Sequence[Node]) -> None:
@@ -210,7 +210,7 @@ class PlainDistillation:
         self.done = 0
 
     def step(self) -> list[float]:
-        """One step; the losses in the order in which Server names them."""
+        """Run one step; return the losses in the order in which Server names them."""
         config, t, device = self.config, self.done, self.compute.device
         set_lr(self.g_adam, cosine_lr(t, config.steps, config.generator.lr, config.generator.lr_end))
         set_lr(self.s_adam, cosine_lr(t, config.steps, config.student.lr, config.student.lr_end))
@@ -221,7 +221,7 @@ class PlainDistillation:
             for k, (T, D, adam) in enumerate(
                 zip(self.teachers, self.critics, self.critic_adams, strict=True)
             ):
-                # Query 0 counts the labels, so that step t is query t + 1.
+                # Query 0 counts the labels, so step t is query t + 1.
                 draw = torch_generator(self.seed, self.names[k], "critic", t + 1)
                 chosen = torch.randint(len(self.data[k]), (config.batch,), generator=draw).to(device)
                 D.requires_grad_(True)
@@ -282,12 +282,12 @@ class PlainLocal:
         self.data = [node.data for node in nodes]
         self.networks = [node.model.train().requires_grad_(True) for node in nodes]
         self.adams = [torch.optim.Adam(net.parameters(), self.config.lr, fused=True) for net in self.networks]
-        self.order = [torch.empty(0, dtype=torch.int64) for _ in nodes]  # examples yet to come
+        self.order = [torch.empty(0, dtype=torch.int64) for _ in nodes]  # remaining examples of the pass
         self.passes = [0] * len(nodes)
         self.done = 0
 
     def turn(self, steps: int) -> Losses:
-        """So many steps of every node; the losses by node and step."""
+        """Run this many steps of every node; return the losses by node and step."""
         losses = [self._node(k, steps) for k in range(len(self.networks))]
         self.done += steps
         return losses
@@ -314,13 +314,13 @@ class PlainLocal:
         return torch.stack(losses).tolist()
 
 
-# --- one turn of each way ---------------------------------------------------------------------------
+# --- one round of each engine -----------------------------------------------------------------------
 
 
 def distillation(
     options: Options, model: str, precision: Precision, way: str, folder: Path
 ) -> tuple[Callable[[], Losses], Timing]:
-    """A turn of ``options.steps`` distillation steps, which gives their losses."""
+    """Return a function that runs ``options.steps`` distillation steps and returns their losses."""
     compute = options.compute(way, precision)
     config, task, shape = options.fediod(), Classification(CLASSES), shape_of(model)
     audit = AuditLog(folder / f"{way}.sqlite", durable=False)
@@ -333,7 +333,7 @@ def distillation(
         plain = PlainDistillation(options, model, compute, nodes)
         return lambda: [plain.step() for _ in range(options.steps)], timing
     for node in nodes:
-        node.model.eval().requires_grad_(False)  # as local training leaves it
+        node.model.eval().requires_grad_(False)  # local training leaves models in this state
     groups = group_nodes(nodes, way == "stacked")
     half = (0.5,) * shape[0]
     federation = InProcess(nodes, groups, side, compute)
@@ -356,7 +356,7 @@ def distillation(
 def local_training(
     options: Options, model: str, precision: Precision, way: str, folder: Path
 ) -> tuple[Callable[[], Losses], Timing]:
-    """A turn of ``options.local_steps`` steps of every node, which gives their losses."""
+    """Return a function that runs ``options.local_steps`` steps of every node and returns their losses."""
     compute = options.compute(way, precision)
     config, task = options.local(), Classification(CLASSES)
     nodes = make_nodes(options, model, compute, AuditLog())
@@ -390,7 +390,7 @@ PHASES: Mapping[str, Make] = {"distillation": distillation, "local training": lo
 
 
 def now(options: Options) -> float:
-    """Seconds on the chosen clock, once the device has done what it was given."""
+    """Return the seconds on the chosen clock, after the device has finished its pending work."""
     if torch.device(options.device).type == "cuda":
         torch.cuda.synchronize()
     return time.process_time() if options.clock == "processor" else time.perf_counter()
@@ -399,7 +399,7 @@ def now(options: Options) -> float:
 def measure(
     options: Options, make: Make, model: str, precision: Precision, ways: Sequence[str] = WAYS
 ) -> dict[str, Timing]:
-    """Rounds of all ways, taken in turn, after one round to warm up."""
+    """Time rounds of all engines in alternation, after one warm-up round."""
     with tempfile.TemporaryDirectory() as folder:
         made = {way: make(options, model, precision, way, Path(folder)) for way in ways}
         per_turn = options.steps if make is distillation else options.local_steps
@@ -413,10 +413,10 @@ def measure(
 
 
 def check_same_losses(options: Options) -> None:
-    """Refuse to time things that differ: on small sizes all ways give the same losses, step by step.
+    """Refuse to time different computations: at small sizes all engines must give the same losses per step.
 
     Raises:
-        RuntimeError: naming the way and how far it is off.
+        RuntimeError: names the engine and its largest deviation.
     """
     small = replace(
         options,
@@ -438,15 +438,15 @@ def check_same_losses(options: Options) -> None:
                 plain = torch.tensor(made["plain"])
                 for way in ENGINES:
                     off = (torch.tensor(made[way]) - plain).abs() / plain.abs().clamp_min(0.1)
-                    if not off.max() < 2e-3:  # also when it is NaN
+                    if not off.max() < 2e-3:  # also if it is NaN
                         raise RuntimeError(f"{phase} of {model}: {way} is {off.max():.2g} off the plain loop")
 
 
-# --- what the federation itself costs, and what the machine can do ----------------------------------
+# --- overhead of the federation, and peak of the machine ---------------------------------------------
 
 
 def peak(options: Options, precision: Precision, size: int = 2048) -> float:
-    """The best GFLOP/s that a large product of matrices reaches here: the machine's practical peak."""
+    """Return the best GFLOP/s of a large matrix product: the machine's practical peak."""
     dtype = getattr(torch, precision)
     a, b = (torch.ones(size, size, dtype=dtype, device=options.device) for _ in range(2))
     seconds = []
@@ -458,7 +458,7 @@ def peak(options: Options, precision: Precision, size: int = 2048) -> float:
 
 
 def gflop_per_step(options: Options, make: Make, model: str, precision: Precision) -> float:
-    """GFLOP of convolutions and matrix products in one step, counted in the plain loop."""
+    """Return the GFLOP of convolutions and matrix products in one step, counted in the plain loop."""
     one_step = replace(options, steps=1, local_steps=1)
     with tempfile.TemporaryDirectory() as folder:
         turn, _ = make(one_step, model, precision, "plain", Path(folder))
@@ -467,11 +467,11 @@ def gflop_per_step(options: Options, make: Make, model: str, precision: Precisio
     return float(counter.get_total_flops()) / 1e9
 
 
-# --- telling ----------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------
 
 
 def summary(timings: Mapping[str, Timing], gflop: float, gflops: float) -> dict[str, dict[str, Any]]:
-    """Figures of each way: seconds a step, ratio to the plain loop, share of the peak."""
+    """Return metrics of each engine: seconds per step, ratio to the plain loop, share of the peak."""
     plain = timings["plain"].seconds
     metrics_by_way = {}
     for way, timing in timings.items():
@@ -493,7 +493,7 @@ HEAD = """| model | phase | precision | way | seconds a step | min - max | over 
 
 
 def rows(model: str, phase: str, precision: str, metrics_by_way: Mapping[str, Mapping[str, Any]]) -> str:
-    """Lines of the Markdown table."""
+    """Return the lines of the Markdown table."""
     lines = []
     for way, metrics in metrics_by_way.items():
         lines.append(
@@ -533,10 +533,10 @@ def result_file(name: str, where: Mapping[str, Any]) -> Path:
 
 
 def main(options: Options) -> int:
-    """Measure, print, save, judge."""
+    """Measure, print, save; return 1 if the library's default engine is slower than allowed."""
     if options.clock == "processor" and torch.device(options.device).type != "cpu":
         raise ArgumentError("clock", options.clock, "wall, for any device but the CPU")
-    Compute(options.engine("one-by-one", "float32"))  # sets the threads; refuses a device that is not there
+    Compute(options.engine("one-by-one", "float32"))  # sets the threads; refuses an unavailable device
     check_same_losses(options)
     print("All ways give the same losses (checked on small sizes).\n")
     where = machine(options)

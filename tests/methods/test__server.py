@@ -31,7 +31,7 @@ SHARE = PayloadKind("share", "the released share of the outputs", category="quer
 
 
 class Box:
-    """A thing of a method's own, with a memory."""
+    """An object with its own state, which a method's state contains."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []

@@ -1,4 +1,4 @@
-"""AsynDGAN: what it asks, whom, and what its task network learns on."""
+"""AsynDGAN: its queries and their recipients, and the training of its task network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
     source.load_state_dict(one.server.state.generator.source.state_dict(), torch.device("cpu"))
     sizes, gan, unlike = [5.0, 8.0, 11.0], torch.zeros(()), torch.zeros(())
     for k, node in enumerate(plain.nodes):
-        number = 1 + 3 + k  # after the sizes and three nodes' maps
+        number = 1 + 3 + k  # the queries for sizes and for three nodes' maps come first
         batch = source.sample_batch(ASYN.batch, "w", 0, node.name, node=node.name)
         x = plain_generator.G(TASK.encode_maps(batch.maps))
         D, sampled = node.modules["critic"].train(), node.sample_batch(ASYN.batch, "critic", number)
@@ -95,7 +95,7 @@ def test_sampled_maps_give_all_nodes_the_same_images() -> None:
 
 
 def test_reconstructs_from_label_maps() -> None:
-    """The student turns what would have been measured of generated images back into them."""
+    """The student reconstructs generated images from their simulated measurements."""
     one, turning, plain = (
         world(ASYN, task=RECONSTRUCTION, student={"augment": how}) for how in ("none", "turn", "none")
     )
@@ -127,7 +127,7 @@ def test_stacked_and_single_nodes_give_equal_metrics() -> None:
 
 
 def away(one: World, *names: str) -> None:
-    """Let nodes be away when maps are sent, and only then."""
+    """Make nodes fail when maps are sent, and only then."""
     one.federation.link = LinkConfig(quorum=0.3)
 
     def respond(query: str, nodes: Any, sent: Any, response: Any) -> Any:
@@ -145,7 +145,7 @@ def test_returning_node_without_maps_is_not_queried_about_its_own() -> None:
     one = world(ASYN)
     away(one, "n1")
     one.server.step()
-    del one.federation.excluded["n1"]  # it is back
+    del one.federation.excluded["n1"]  # n1 returns
     for _ in range(3):
         one.server.step()
     assert one.federation.present == ("n0", "n1", "n2")

@@ -1,4 +1,4 @@
-"""Critics: their inputs, training and responses, also where images are generated from maps."""
+"""Critics: their inputs, training and responses, also for images generated from maps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAPS = torch.randint(3, (4, 16, 16), generator=torch.Generator().manual_seed(2),
 
 
 def prepare(config: Any, node: Node, task: Any = TASK) -> NodeView:
-    """View of a node that the method has prepared."""
+    """Return the view of a node that the method has prepared."""
     view_of_it = view(node, task)
     config.prepare(node, view_of_it.setting)
     return view_of_it
@@ -51,7 +51,7 @@ def test_only_the_owner_of_a_map_returns_the_difference() -> None:
     config = changed(FIOD, generator={"pixel": 2.0, "perceptual": 3.0})
     one = world(config, features=features)
     a, b = one.nodes[:2]
-    # Two maps of a (the second turned by pose 3), one of b, one that no node sent.
+    # Two maps of a (the second in pose 3), one of b, and one that no node sent.
     source = torch.tensor(
         [[owner_id("n0"), 1, 0], [owner_id("n0"), 4, 3], [owner_id("n1"), 0, 0], [owner_id("n0"), 99, 0]]
     )
@@ -134,11 +134,11 @@ def test_patchgan_needs_large_enough_images() -> None:
 
 @pytest.mark.parametrize("how", ["plain", "captured", "private"])
 def test_critic_learning_rate_follows_cosine_after_resume(how: str) -> None:
-    """Also where the rates are set before a step, which is captured."""
+    """Also with captured steps, where rates are set before each step."""
     config = changed(FIOD, pretrain=2, steps=3, critic={"lr": 0.01, "schedule": "cosine"})
     nodes, rates = world(config, specs=("unet:2",) * 2).nodes, []
     for number in range(5):
-        if number == 3:  # stopped and resumed
+        if number == 3:  # stop and resume
             node, first = world(config, specs=("unet:2",) * 2).nodes[1], nodes[1]
             node.load_state_dict(first.state_dict())
             nodes = [node]

@@ -1,4 +1,4 @@
-"""FedMD-CG, FedCG and FedGEN: steps at the nodes and distillation against plain loops, and what crosses.
+"""FedMD-CG, FedCG and FedGEN: local steps and distillation compared with plain loops, and releases.
 
 Engines, stops and refusals: test_all_methods.py.
 """
@@ -67,12 +67,12 @@ def nodes_of(count: int = 2, spec: str = "lenet5:3") -> list[Node]:
     for node in nodes:
         with torch.no_grad():
             for w in node.model.head.parameters():
-                w.mul_(4)  # so that predictions differ, and the directions of their divergences too
+                w.mul_(4)  # so that predictions and the directions of their divergences differ
     return nodes
 
 
 def prepared(config: Method) -> Node:
-    """A node with what it trains, outside a federation."""
+    """Return a node with its trainable modules, outside a federation."""
     nodes = nodes_of()
     for node in nodes:
         config.node_side(SETTING).prepare(node)
@@ -99,7 +99,7 @@ def received(config: Any, node: Node, t: int = 1) -> GlobalGenerator:
 
 
 def stepped(node: Node, roles: tuple[str, ...], train_step: NodeTrainStep) -> float:
-    """The loss that a step on four of a node's own examples is said to have."""
+    """Return the reported loss of a step on four of a node's examples."""
     x, y = batch(node)
     return train_step(in_training(node, SETTING, *roles), 0, x, y).item()
 
@@ -109,7 +109,7 @@ def batch(node: Node) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def slow_kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """KL(p || q) of rows of probabilities, summed up element by element; its mean over the rows."""
+    """Return KL(p || q) of rows of probabilities, summed element by element; the mean over rows."""
     each = [
         p[row, c] * (p[row, c].log() - q[row, c].log()) for row in range(len(p)) for c in range(p.shape[1])
     ]
@@ -125,7 +125,7 @@ def slow_divergence(config: FedMDCG, student: torch.Tensor, teacher: torch.Tenso
 
 
 def test_a_divergence_by_hand() -> None:
-    # Odds of 1:1 against 4:1, at temperature 2 against 2:1.
+    # Odds of 1:1 and 4:1; at temperature 2 the latter are 2:1.
     student, teacher = torch.tensor([0.0, 0.0]), torch.tensor([math.log(4.0), 0.0])
     one, two = replace(MDCG, temperature=1.0), replace(MDCG, temperature=2.0)
     by_hand = [
@@ -168,7 +168,7 @@ def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
         transfer = transfer + config.lambda3 * slow_divergence(config, D(f), D(f_hat).detach())  # Eq. 2
     imagined = D(G(append_one_hot(z_hat, y_hat, CLASSES)).detach())
     transfer = transfer + config.lambda1 * F.cross_entropy(imagined, y_hat)  # Eq. 3
-    # Round 1 is the last of 2, half of the way in 3, a quarter in 5: 1, 1/2^3, 1/4^2.
+    # Round 1 is the last of 2, halfway in 3, at a quarter in 5: 1, 1/2^3, 1/4^2.
     share = {(3, 3.0): 1 / 8, (5, 2.0): 1 / 16}.get((config.rounds, config.ramp), 1.0)
     plain = plain + share * transfer
     plain.backward()
@@ -210,7 +210,7 @@ def test_fedcgs_model_descends_cross_entropy_and_gamma_times_the_distance() -> N
 
 @pytest.mark.parametrize(("beta", "decay"), [(0.0, 1.0), (0.7, 0.9)])
 def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> None:
-    """On its data, on features of labels from all nodes, and towards what G gives of its own labels."""
+    """Losses on its data, on features for labels of all nodes, and towards G's output for its own labels."""
     config = replace(GEN, alpha=0.3, beta=beta, decay=decay)
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
@@ -271,7 +271,7 @@ def test_fedcg_trains_critic_and_generator_with_fixed_model() -> None:
     adam = torch.optim.Adam(critic.parameters(), CG.generator_lr, betas=(0.5, 0.999))
     L_D.backward()
     adam.step()
-    L_G = bce(critic(fake), torch.ones(4, 1))  # it would be called real
+    L_G = bce(critic(fake), torch.ones(4, 1))  # generated features are classified as real
     L_G.backward()
     loss = stepped(node, ("generator", "critic"), partial(CG.generator_step, 1))
     assert loss == pytest.approx((L_D + L_G).item(), rel=1e-4)
@@ -285,7 +285,7 @@ def test_batches_of_one_cannot_be_normalized() -> None:
         served(MDCG, local=replace(LOCAL, batch=1))
 
 
-# --- what crosses --------------------------------------------------------------------------------
+# --- releases ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [MDCG, CG, GEN, replace(GEN, shares="model")], ids=lambda one: one.title)
@@ -308,12 +308,12 @@ def test_the_extractor_is_in_no_message(method: Any) -> None:
 
 def test_the_head_is_replaced_and_extractor_and_generator_are_not() -> None:
     config, nodes = replace(MDCG, aggregation="ave", generator_lr=0.0), nodes_of()
-    here = served(config, nodes, replace(LOCAL, lr=0.0, lr_end=0.0))  # nothing moves but what is sent
+    here = served(config, nodes, replace(LOCAL, lr=0.0, lr_end=0.0))  # only received weights change
     server, student = here.server, here.server.student
     before = [to_vector(node.modules["generator"]) for node in nodes]
     server.step()
     for node, old in zip(nodes, before, strict=True):
-        # All begin as the student does; its head has been averaged since, over equal ones.
+        # All nodes have the student's initial weights; averaging equal heads changed nothing.
         torch.testing.assert_close(to_vector(node.model), to_vector(student))
         assert not torch.equal(to_vector(node.modules["generator"]), old)
     with torch.no_grad():
@@ -324,7 +324,7 @@ def test_the_head_is_replaced_and_extractor_and_generator_are_not() -> None:
     for node, extractor in zip(nodes, extractors, strict=True):
         assert torch.equal(to_vector(node.model.head), marked)
         assert torch.equal(to_vector(node.model.extractor), extractor)
-        assert not node.modules["generator"].get_parameter("1.bias").any()  # 1 in the global one
+        assert not node.modules["generator"].get_parameter("1.bias").any()  # the global one has 1
 
 
 def test_fedgen_averages_whole_models() -> None:
@@ -337,11 +337,11 @@ def test_fedgen_averages_whole_models() -> None:
     torch.testing.assert_close(to_vector(here.server.student.extractor), mean)
 
 
-# --- at the server, against plain loops ----------------------------------------------------------
+# --- at the server, compared with plain loops ----------------------------------------------------
 
 
 def networks(nodes: int) -> tuple[FeatureGenerator, nn.Linear, UploadedGenerators]:
-    """Unlike generators and heads, with running statistics of their own."""
+    """Return different generators and heads, each with its own running statistics."""
     torch.manual_seed(0)
     G, D = FeatureGenerator(4, CLASSES, 5, 6), nn.Linear(5, CLASSES)
     generators, heads = [], []
@@ -350,7 +350,7 @@ def networks(nodes: int) -> tuple[FeatureGenerator, nn.Linear, UploadedGenerator
         with torch.no_grad():
             head.weight.mul_(3)
             for _ in range(5):
-                mine(torch.randn(16, 4 + CLASSES))  # moves the running statistics
+                mine(torch.randn(16, 4 + CLASSES))  # changes the running statistics
         generators.append(to_vector(mine))
         heads.append(to_vector(head))
     return G.eval(), D, UploadedGenerators(G, D, torch.stack(generators), torch.stack(heads))
@@ -416,7 +416,7 @@ def test_only_the_global_networks_learn_and_each_where_the_paper_says() -> None:
 
 @pytest.mark.parametrize("aggregation", ["kdc", "kd"])
 def test_one_node_has_nothing_to_distill(aggregation: Any) -> None:
-    # One step at the server: its loss is that of the averages, before they are moved.
+    # One step at the server: its loss is that of the averages, before they change.
     config = replace(MDCG, server=replace(MDCG.server, steps=1), aggregation=aggregation)
     here = served(config, nodes_of(1))
     for _ in range(2):
@@ -462,7 +462,7 @@ def test_fedgens_generator_loss_against_a_loop(shares: Any) -> None:
     z, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 2, 1, 0])
     expected = 0.0
     with torch.no_grad():
-        f = G(append_one_hot(z, y, CLASSES))  # evaluated as sent
+        f = G(append_one_hot(z, y, CLASSES))  # in eval mode, as sent
         for b in range(6):
             share = counts[:, y[b]] / counts[:, y[b]].sum()
             logits = share[0] * nodes[0].model.head(f[b]) + share[1] * nodes[1].model.head(f[b])
@@ -484,26 +484,26 @@ def test_only_fedgens_generator_learns_at_the_server() -> None:
     assert losses[-1] < 0.5 * first["generator"]
     assert torch.equal(student, to_vector(server.student))
     assert all(torch.equal(*each) for each in zip(heads, map(to_vector, uploads.modules), strict=True))
-    assert not server.state.G.training  # sent, and listened to, with its running statistics
+    assert not server.state.G.training  # used with its running statistics, as sent
 
 
 # --- diversity, by hand on a batch of three ------------------------------------------------------
 
-# Three outputs, their noise and labels 0, 0, 1. Distances: of f 5, 10 and 5 tenths; of z 1, 4 and 5.
+# Three outputs, their noise and labels 0, 0, 1. Distances: of f 0.5, 1.0 and 0.5; of z 1, 4 and 5.
 OUTPUTS = torch.tensor([[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]]) / 10
 Z = torch.tensor([[0.0], [1.0], [-4.0]])
 Y = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
 PAIRS = ((0.5, 1.0, 0), (1.0, 4.0, 1), (0.5, 5.0, 1))  # ||f_j - f_k||, ||z_j - z_k||, labels differ
 WEIGHTS = {
     "div0": lambda z, other: z,
-    "div1": lambda z, other: math.sqrt(z**2 + 2 * other),  # one-hot labels that differ are sqrt 2 apart
+    "div1": lambda z, other: math.sqrt(z**2 + 2 * other),  # different one-hot labels have distance sqrt 2
     "div2": lambda z, other: z * (math.e**2 if other else 1.0),
 }
 
 
 @pytest.mark.parametrize("form", WEIGHTS)
 def test_diversity_is_eq_7_l_div_1_and_eq_8(form: Any) -> None:
-    # Each pair both ways, and three of no distance; f has 2 values.
+    # Each pair in both orders, and three of distance 0; f has 2 values.
     exponent = sum(-2 * f * WEIGHTS[form](z, other) for f, z, other in PAIRS) / 9 / math.sqrt(2)
     value = diversity_loss(form, OUTPUTS, Z, Y).item()
     assert value == pytest.approx(math.exp(exponent), rel=1e-5)

@@ -1,4 +1,4 @@
-"""Sums of features: by hand, and no further moved by an example than is charged."""
+"""Feature sums by hand, and their charged sensitivity."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_long_vectors_are_shortened_and_others_unchanged() -> None:
 def test_one_example_moves_sums_within_the_charged_sensitivity(
     seed: int, clip: float, size: float, products: Products
 ) -> None:
-    """Whatever its features hold, and whatever bound a server chooses."""
+    """For any features and any bound chosen by the server."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(6, 5, generator=generator)
     x[0] *= size
@@ -77,7 +77,7 @@ def test_charged_sensitivity_is_reached(products: Products) -> None:
 
 
 def test_sums_of_unbounded_features_have_no_guarantee() -> None:
-    """An owner who lets noisy sums leave by name lets no exact ones leave."""
+    """An owner who allows noisy sums by name does not allow exact ones."""
     assert sums_kind(1.0) == FEATURE_SUMS != sums_kind(math.inf)
     assert sums_kind(math.inf).category == "records"
 

@@ -1,4 +1,4 @@
-"""FedCGS: its head against scikit-learn and numpy, over any partition, in sums, and what it is charged."""
+"""FedCGS: its head compared with scikit-learn and numpy, secure aggregation, and privacy cost."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_head_is_the_bayes_classifier_of_normal_classes_with_the_covariance_of_a
 @pytest.mark.parametrize("clip", [math.inf, 1.0])
 @pytest.mark.parametrize("summed", [False, True])
 def test_head_does_not_depend_on_the_partition(clip: float, summed: bool) -> None:
-    """Nor on whether the server sees the nodes' sums, or the sum of these."""
+    """The head is also the same with and without secure aggregation."""
     method = FedCGS(clip=clip)
     expected = logits(trained(method, [vectors()]))
     link = LinkConfig(secure_aggregation=summed)
@@ -94,7 +94,7 @@ def test_class_that_no_node_holds_is_never_predicted() -> None:
 
 
 def test_singular_covariance_has_a_pseudo_inverse() -> None:
-    """A constant feature changes nothing."""
+    """A constant feature has no effect."""
     data, test = vectors(), vectors(60, seed=1)
     wide = [TensorData(F.pad(each.inputs, (0, 1), value=7.0), each.targets) for each in (data, test)]
     student = trained(FedCGS(), wide[:1], test=wide[1])
@@ -111,13 +111,13 @@ def test_passes_the_checks_for_custom_methods(options: dict[str, Any]) -> None:
 
 
 def test_planned_queries_are_those_of_a_run() -> None:
-    """So that nodes can respond with files."""
+    """Plans allow nodes to respond with files."""
     method = FedCGS()
     result = Simulation(setting(method)).run()
     assert result["queries_by_name"] == Counter(call.query for call in method.planned_queries(None, 0))
 
 
-# --- what leaves, and what it costs --------------------------------------------------------------------
+# --- releases and privacy cost --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("group_size", "event"), [(1, "gaussian(2.5)"), (2, "gaussian(1.25)")])
@@ -148,7 +148,7 @@ def test_budget_needs_features_of_a_bounded_length() -> None:
 
 
 def test_sums_need_policy_by_name() -> None:
-    """The name of sums that noise can protect lets no others leave, also where there is no budget."""
+    """Allowing the kind that noise can protect does not allow unbounded sums, even without a budget."""
     bounded, unbounded = FedCGS(clip=1.0), FedCGS()
     for method, kind in ((bounded, "feature sums"), (unbounded, "unbounded feature sums")):
         with raises_refused(f"outputs_only: {kind}"):

@@ -1,4 +1,4 @@
-"""FedDF: averages by hand, distillation from all received models, and architectures kept apart."""
+"""FedDF: averages by hand, distillation from all received models, and separate architectures."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def students(here: World) -> list[nn.Module]:
 
 
 def firsts(here: World) -> dict[str, nn.Module]:
-    """By node, the student of its architecture as it is now."""
+    """Return, by node, a copy of the student of its architecture."""
     kinds = zip(here.server.architectures, map(copy.deepcopy, students(here)), strict=True)
     return {name: student for (names, _), student in kinds for name in names}
 
@@ -97,7 +97,7 @@ def test_without_distillation_it_is_fedavgs_weighted_mean(specs: tuple[str, ...]
     sizes = [len(node.data) for node in here.nodes]
     for name, value in here.server.student.state_dict().items():
         mean = sum(size / sum(sizes) * state[name] for size, state in zip(sizes, states, strict=True))
-        if not value.is_floating_point():  # batch norm's count of batches
+        if not value.is_floating_point():  # the batch counter of batch norm
             mean = mean.round().to(value.dtype)
         torch.testing.assert_close(value, mean, rtol=1e-3, atol=1e-4, msg=name)
 
@@ -128,7 +128,7 @@ def test_round_distills_mean_logits_into_the_average() -> None:
 
 @pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])
 def test_teachers_weighted_by_label_counts(specs: tuple[str, ...]) -> None:
-    """sum_k omega_k^c z_k^c, omega_k^c = N_k^c / sum N_k^c, whichever order the architectures come in."""
+    """sum_k omega_k^c z_k^c with omega_k^c = N_k^c / sum N_k^c, for any order of architectures."""
     here = world(replace(CONFIG, weights="counts", steps=0), specs=specs)
     start = firsts(here)
     run(here, 1)
@@ -204,7 +204,7 @@ def test_distills_architecture_without_participants() -> None:
 
 
 def without(here: World, away: set[str]) -> None:
-    """Let nodes be away as others train."""
+    """Make nodes fail during training."""
     here.federation.link = LinkConfig(quorum=0.2)
 
     def respond(query: str, nodes: Any, sent: Any, response: Any) -> Any:
@@ -220,7 +220,7 @@ def without(here: World, away: set[str]) -> None:
 
 def test_distills_architecture_whose_nodes_are_excluded() -> None:
     here = world(CONFIG, specs=MIXED)
-    without(here, {"n3"})  # the one mlp:4
+    without(here, {"n3"})  # the only mlp:4
     before = [to_vector(student) for student in students(here)]
     here.server.step()
     assert here.federation.present == ("n0", "n1", "n2", "n4")
@@ -239,7 +239,7 @@ def test_rejects_student_of_other_architecture() -> None:
         world(CONFIG, specs=MIXED, student="mlp:16")
 
 
-# --- stops ----------------------------------------------------------------------
+# --- interrupted runs --------------------------------------------------------------
 
 
 def test_resumed_run_reaches_equal_students(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""FedZGE against a plain step, and its estimate of a gradient against the gradient."""
+"""FedZGE compared with a plain step, and its gradient estimate with the true gradient."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SMALL = FedZGE(
     directions=2,
     epsilon=0.01,
     generator=LabelGenerator(noise=6, width=4),
-    student=ReplayTraining(steps=1, batch=100),  # a batch is all that is remembered
+    student=ReplayTraining(steps=1, batch=100),  # one batch has all of the memory
     tau=1.0,
     adversary=0.5,
     diversity=2.0,
@@ -48,7 +48,7 @@ IOD = FedIOD(
     generator=InputGenerator(noise=6, width=4),
     student=ReplayTraining(memory=12),
 )
-TO = Interface(Classification(3), tuple("abc"), SHAPE)  # what a model that is no module is given, and gives
+TO = Interface(Classification(3), tuple("abc"), SHAPE)  # input and output of a model that is no module
 
 
 def world(config: Any, *models: nn.Module, precision: Precision = "float32") -> World:
@@ -68,7 +68,7 @@ def slopes(one: World) -> torch.Tensor:
 
 @pytest.mark.parametrize("q", [1, 4, 16, 64])
 def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q: int) -> None:
-    """The responses are linear in x, so that the finite differences have no error."""
+    """The responses are linear in x, so finite differences are exact."""
     d, classes, inputs = 6, 3, 4000
     draw = torch.Generator().manual_seed(q)
     A, g = torch.randn(d, classes, generator=draw), torch.randn(1, inputs, classes, generator=draw)
@@ -85,7 +85,7 @@ def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q
 
 
 def test_differences_approximate_gradients_of_nodes() -> None:
-    """With many directions; with none there is no estimate."""
+    """Many directions give an accurate estimate; without directions there is none."""
     config = replace(IOD, conf=5.0)
     ways = ({}, {"backpropagate": False, "directions": 3000, "epsilon": 0.01}, {"backpropagate": False})
     through, around, mimicking = (slopes(world(replace(config, **way))) for way in ways)  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def test_differences_are_not_rounded_away_by_nodes_that_compute_in_bfloat16(conf
 
 @pytest.mark.parametrize("importance", ["realness", "odds"])
 def test_other_tensors_are_not_linearized(importance: Any) -> None:
-    """The critics' scores of each input are differenced; their mean score of real inputs is not."""
+    """Finite differences use the critics' scores of each input, but not their mean score of real inputs."""
     config = replace(IOD, gan=1.0, critic=Discriminators(width=4, batch=32), importance=importance)
     one = world(replace(config, backpropagate=False, directions=2, ensemble="probs"))
     one.server.step()
@@ -191,7 +191,7 @@ def test_step_equals_plain_implementation() -> None:
 
 
 def test_nodes_without_gradients_give_equal_steps() -> None:
-    """The same numbers from behind a function, of which nothing else is known."""
+    """The same network gives the same results as a module and as an opaque function."""
     models = [disagreeing(made("mlp:8", index)) for index in range(2)]
     behind = [
         Predictor(

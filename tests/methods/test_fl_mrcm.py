@@ -1,4 +1,4 @@
-"""FL-MRCM: what the target tells, how sources align with it, and that without alignment it is FedAvg."""
+"""FL-MRCM: releases of the target site, alignment of the sources, and FedAvg without alignment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ENGINES = ["stacked", "one-by-one"]
 
 
 def heads(count: int, seed: int, shade: float) -> TensorData:
-    """Images of one site, darker or brighter than another's."""
+    """Return images of one site; sites differ in brightness."""
     generator = torch.Generator().manual_seed(seed)
     inside = TASK.sample_maps(count, 8, 8, generator).float()
     x = (shade * inside * (0.7 + 0.3 * torch.rand(count, 8, 8, generator=generator)) * 2 - 1).unsqueeze(1)
@@ -59,7 +59,7 @@ def world(
     return made
 
 
-# --- what the target tells -------------------------------------------------------------------------
+# --- releases of the target -------------------------------------------------------------------------
 
 
 def test_target_releases_features_of_the_servers_network() -> None:
@@ -83,11 +83,11 @@ def test_other_nodes_refuse_features_with_named_target() -> None:
 
 
 def test_queries_and_bytes_of_features() -> None:
-    made = run(world())  # the target is the first node
+    made = run(world())  # the first node is the target
     summary = made.audit.traffic_totals()
     assert summary["queries_by_name"] == {"count_samples": 1, "send_features": 2, "train": 2, "align": 2}
     size = 6 * 16 * 2 * 2 * 4
-    # Up once a round, and down to both sources.
+    # Up once per round, and down to both sources.
     assert summary["by_kind"][FEATURES] == {"up": 2 * size, "down": 2 * 2 * size}
     assert set(summary["by_kind"]) == {"data sizes", FEATURES, "parameters", "schedule"}  # no identifiers
 
@@ -108,7 +108,7 @@ def test_mechanisms_refuse_features_and_adversarial_training() -> None:
         PrivacyMechanism("n0", DPSGD(), side, LOCAL, 10, TASK)
 
 
-# --- how sources align -----------------------------------------------------------------------------
+# --- alignment at the sources ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -121,7 +121,7 @@ def test_without_alignment_it_is_fedavg(engine: str) -> None:
 
 
 def test_a_step_at_a_source_by_hand() -> None:
-    """The identifier first, then the model against the one that has learned: plain descent."""
+    """First a step of the identifier, then plain descent of the model against the updated identifier."""
     rate = 0.1
     local = replace(LOCAL, optimizer="sgd", lr=rate, lr_end=rate, momentum=0.0)
     config = replace(CONFIG, lambda_adv=0.7)
@@ -161,7 +161,7 @@ def test_latent_features_are_the_encoders_or_else_the_extractors(spec: str, part
     assert latent_module_name(split_model(build(spec, SHAPE, 1, 0), "model")) == part
 
 
-# --- those who leave ---------------------------------------------------------------
+# --- excluded nodes ----------------------------------------------------------------
 
 
 def test_sources_use_last_features_of_excluded_target() -> None:
@@ -201,7 +201,7 @@ def test_sources_train_without_failed_target(query: str, quorum: float) -> None:
 
 
 def test_run_stops_without_any_response() -> None:
-    made = world(replace(CONFIG, participation=0.34))  # one node a round
+    made = world(replace(CONFIG, participation=0.34))  # one node per round
     made.federation.link = LinkConfig(quorum=0.3)
 
     def faulty(name: str, nodes: Any, sent: Any, response: Any) -> Any:

@@ -23,7 +23,7 @@ from tests.support.small_world import change_responses
 
 
 def at(one: World, **changes: Any) -> Server:
-    """The server, with other parts than it has."""
+    """Return a copy of the server with changed attributes."""
     server = copy.copy(one.server)
     for name, value in changes.items():
         setattr(server, name, value)
@@ -45,7 +45,7 @@ def test_each_node_sends_its_maps_in_its_own_order() -> None:
         assert torch.equal(maps.pool[mine], expected)
         assert maps.row[mine].tolist() == list(range(len(node.data)))
     assert sent_order(one.nodes[2]).tolist() != list(range(11))
-    maps.fetch(one.server)  # once is enough
+    maps.fetch(one.server)  # fetched only once
     assert up(one) == {"label maps": (5 + 8 + 11) * 16 * 16}
 
 
@@ -104,7 +104,7 @@ def test_a_policy_refuses_label_maps_unless_it_names_them() -> None:
 
 
 def test_difference_is_refused_by_default() -> None:
-    """Asked often enough that tells the image, though no map has left."""
+    """Repeated queries would reveal the image although no map is released."""
     one = world()
     predict_logits, gate = one.side.queries["predict_logits"], Gate("n0", PolicyConfig(), AuditLog())
     assert str(gate.refusal_reason(predict_logits)).startswith("label_maps: difference may not leave")

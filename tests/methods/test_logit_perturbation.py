@@ -1,4 +1,4 @@
-"""FedKD's quantizer against Eq. 4 by hand, and Laplace noise by its distribution."""
+"""FedKD's quantizer compared with Eq. 4 by hand, and the distribution of Laplace noise."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_rejects_invalid_bound() -> None:
 
 @pytest.mark.parametrize("levels", [1, 2, 200, 254, 255, 65534, 65535])
 def test_nan_is_sent_and_reported_by_the_server(levels: int) -> None:
-    """A node that refused it would tell something that is neither charged nor counted."""
+    """A refusal by the node would be a release that is neither charged nor counted."""
     z = torch.tensor([[0.5, -1.0], [math.nan, 1.0]])
     back = dequantize(quantize(z, levels, 1.0), levels, 1.0)
     assert back.isnan().tolist() == [[False, False], [True, False]]

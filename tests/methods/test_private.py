@@ -1,4 +1,4 @@
-"""Methods under a mechanism: every release is charged as the mechanism says, and engines change no figure."""
+"""Methods under a mechanism: each release is charged as declared, and engines give equal metrics."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def schedule(experiment: Simulation, index: int) -> PrivacyCost | None:
     return total_cost(budgets.mechanism.run_costs())
 
 
-# --- what is charged ----------------------------------------------------------------------------------
+# --- privacy cost -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "options", "mechanism"), CASES)
@@ -94,7 +94,7 @@ def test_a_whole_run_costs_what_its_mechanism_declares(
         declared = schedule(experiment, index)
         assert declared, "there is something to pay"
         record = metrics["privacy"]["nodes"][index]
-        if method != "ensemble":  # which is not known beforehand to ask anything
+        if method != "ensemble":  # not known beforehand to send queries
             assert total_charged(experiment.audit, node.name) == (cost_to_dict(declared), 0)
         spent = audit.spending(node.name, "run")
         assert spent.run_events == total_charged(experiment.audit, node.name)[0], "also on disk"
@@ -112,13 +112,13 @@ def test_fediod_under_dp_sgd_by_hand() -> None:
     experiment, _ = ran(setting("fediod", {}, [privately("dp-sgd")] * 3))
     for node, size, steps in zip(experiment.nodes, SIZES, (5, 3, 5), strict=True):
         model = Event("gaussian", 0.5, rate=16 / size)  # 2 epochs in batches of 16
-        critic = Event("gaussian", 1.0, rate=8 / size)  # a step for each of 3 queries
+        critic = Event("gaussian", 1.0, rate=8 / size)  # one step for each of 3 queries
         cost = PrivacyCost({model: steps, critic: 3, Event("laplace", 10.0): 1})
         assert total_charged(experiment.audit, node.name) == (cost_to_dict(cost), 0)
 
 
 def test_critic_steps_of_queries_with_differences_cost_no_more() -> None:
-    """Three times as many inputs are in a query, and as many records in a step of the critic."""
+    """A query has three times as many inputs, and a critic step three times as many records."""
     options = {"backpropagate": False, "directions": 2}
     experiment, _ = ran(setting("fediod", options, [privately("dp-sgd")] * 3))
     assert experiment.side.queries["predict_logits"].rows == 3 * 8
@@ -133,7 +133,7 @@ def test_fediod_under_pate_by_hand() -> None:
     counts, (votes, *more) = Event("laplace", 10.0), sorted(set(cost) - {Event("laplace", 10.0)}, key=str)
     assert (cost[counts], cost[votes]) == (1, 3)
     noises = sorted(event.noise for event in (votes, *more))
-    # 8 rows: 0.5 x 4 / (2 sqrt(8)) of gradients, and 2 / sqrt(2 x 8) of votes
+    # 8 rows: 0.5 x 4 / (2 sqrt(8)) for gradients, and 2 / sqrt(2 x 8) for votes
     assert noises == pytest.approx([2 / (2 * 8**0.5), 2 / 4])
 
 
@@ -168,12 +168,12 @@ def test_run_spends_nearly_its_epsilon(method: str, mechanism: str) -> None:
         assert node["left"] == pytest.approx(20 - node["epsilon"])
 
 
-# --- engines, stops -----------------------------------------------------------------------------------
+# --- engines, interrupted runs ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "mechanism"), ONCE)
 def test_engines_give_equal_metrics(method: str, mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines differ in last digits, after which noise is named: here it is named after all else."""
+    """Noise depends on rounding, in which engines differ; here its name is independent of it."""
     draws: Any = PrivacyMechanism.noise_sampler
 
     def unstamped(self: PrivacyMechanism, *names: str | int) -> Any:
@@ -189,7 +189,7 @@ def test_engines_give_equal_metrics(method: str, mechanism: str, monkeypatch: py
 
 
 class Stopped(Exception):
-    """A run that is killed."""
+    """Raised to stop a run."""
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_resumed_run_is_charged_once(
     audit.close()
 
 
-# --- what cannot be -----------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------------
 
 
 def test_training_rounds_are_refused_under_pate_and_unprotected_under_noisy_outputs() -> None:

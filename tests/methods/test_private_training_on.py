@@ -71,7 +71,7 @@ ALLOWED = ("on_public", "before_records")
 
 @dataclass(frozen=True, kw_only=True)
 class Trains(Method):
-    """One query that trains on some examples; with ``warm_up`` an earlier one reads the records alone."""
+    """One query that trains on some examples; with ``warm_up``, an earlier query only reads the records."""
 
     title: ClassVar[str] = "Trains"
     initial_training: ClassVar[None] = None

@@ -1,4 +1,4 @@
-"""Methods with public data on other tasks than one label an image: by hand, and end to end."""
+"""Methods with public data on tasks other than single-label classification: by hand, and end to end."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ CLEAR = FedKD(student=StudentTraining(epochs=1, batch=4), levels=0, gamma=math.i
 
 
 def taught(name: str, config: FedKD, parts: Sequence[TensorData]) -> tuple[Simulation, torch.Tensor]:
-    """A run, and what its trained nodes answer about the public data: (K, N, ...)."""
+    """Return a run, and the trained nodes' outputs on the public data: (K, N, ...)."""
     one = setting(name, config, parts=parts)
     experiment = Simulation(one)
     experiment.run()
@@ -152,7 +152,7 @@ def taught(name: str, config: FedKD, parts: Sequence[TensorData]) -> tuple[Simul
 
 def test_node_without_a_label_has_no_weight_for_it() -> None:
     first, second = data_of("multi-label", 12, 0), data_of("multi-label", 9, 1)
-    first.targets[:, 2] = -1  # each knows two of three labels
+    first.targets[:, 2] = -1  # each node knows two of three labels
     second.targets[:, 0] = -1
     experiment, z = taught("multi-label", CLEAR, [first, second])
     n = torch.stack([(part.targets == 1).sum(0) for part in (first, second)]).float()
@@ -223,7 +223,7 @@ def test_public_only_trains_without_queries() -> None:
 
 
 def test_centralized_may_train_on_public_data_too() -> None:
-    """FedKD, Table 4: what the student learns from are all nodes' examples and then the public ones."""
+    """FedKD, Table 4: the student trains on all nodes' examples followed by the public ones."""
     for public, count in ((False, 0), (True, 21)):
         one = setting("multi-label", Centralized(public=public))
         experiment = Simulation(one)
@@ -240,7 +240,7 @@ def test_centralized_may_train_on_public_data_too() -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
-    # At scale 4 the noise, which is sampled each time, sometimes leaves a node of a dozen records none.
+    # With noise of scale 4, sampled again in each run, the count of a node with a dozen records could be 0.
     privacy = DPSGD(epsilon=30.0, counts_noise=1.0, training=DPTrainingConfig(clip=0.5))
     metrics = Simulation(
         setting(name, FedKD(student=StudentTraining(epochs=1, batch=8)), privacies=[privacy] * 2)
@@ -249,7 +249,7 @@ def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
         assert node["guarantee"]
         assert 1.0 < node["epsilon"] <= 30.0
         laplace = sorted(event for event in node["events"] if event.startswith("laplace"))
-        # Three labels of a record at scale 1, and the record's place among them; shares with their rounding.
+        # A record's three labels and its count, each at scale 1; shares include their rounding.
         expected = {
             "multi-label": [f"laplace({1 / 3})", "laplace(1.0)"],
             "segmentation": [f"laplace({1 / 1.01})"],

@@ -217,7 +217,7 @@ def test_patchgan_returns_one_value_per_patch_position(sides: Any, patches: Any)
 def test_patchgan_patch_has_70_pixels_per_side() -> None:
     torch.manual_seed(0)
     critic, x = PatchGAN(1, 4, "group"), torch.randn(1, 1, 256, 256, requires_grad=True)
-    # Group norm's statistics are of the whole image: without them a value depends on its patch alone.
+    # The statistics of group norm cover the whole image; without them, a value depends on its patch only.
     alone = nn.Sequential(*(layer for layer in critic if not isinstance(layer, nn.GroupNorm)))
     alone(x)[0, 15, 15].backward()
     assert x.grad is not None

@@ -1,4 +1,4 @@
-"""Numbers of examples that a node releases, on every task: no record changes them by more than is charged."""
+"""Released numbers of examples for every task: their sensitivity is at most the charged one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def records(task: Task, count: int, seed: int) -> TensorData:
     lowest, high = (-1, 2) if task.kind == "labels" else (0, task.classes)
     targets = torch.randint(lowest, max(high, 1), (count, *shape), generator=draw)
     if task.kind == "labels":
-        targets[:2] = 1  # records with every label
+        targets[:2] = 1  # records that have every label
     inputs = example_inputs((1, SIDE, SIDE) if task.form == "images" else (4,), task.form, count)
     return TensorData(inputs, targets.float() if task.kind == "image" else targets)
 
@@ -84,7 +84,7 @@ def test_size_is_number_of_examples(name: str) -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_noisy_size_is_at_least_one(name: str) -> None:
-    """With 0 from all nodes the server would divide zero by zero."""
+    """With 0 from all nodes the server would divide by zero."""
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
     least, all_zero = [], False
     for query in (count_labels(task), count_samples()):
@@ -106,7 +106,7 @@ def test_noisy_size_is_at_least_one(name: str) -> None:
 
 
 def test_class_share_sensitivity_matches_charge() -> None:
-    """Sums of shares rounded to float32 would move by the rounding, too."""
+    """Sums of shares rounded to float32 would also change by rounding."""
     task = tasks.TASKS["segmentation"]().make(2)
     targets = torch.zeros(300_001, 1, 3, dtype=torch.int64)
     targets[::3, 0, 0] = 1

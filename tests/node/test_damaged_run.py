@@ -1,4 +1,4 @@
-"""Files of a run that are damaged, and two processes that begin one run: a line each, and nothing is lost."""
+"""Damaged files of a run, and two processes that begin one run: one-line errors, and no data loss."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ def test_salt_and_plan_are_on_disk_before_release(tmp_path: Path, monkeypatch: p
     assert [name for name in synced if name in (SALT, PLAN_FILE)] == [SALT, PLAN_FILE]
 
 
-# --- two at once --------------------------------------------------------------------------------------
+# --- concurrent processes -----------------------------------------------------------------------------
 
 
 def test_concurrent_processes_share_one_salt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other, however far it had come, is refused, and leaves the salt on the disk as it is."""
+    """The second process is refused at any point, and leaves the salt on disk unchanged."""
     first, other = (Clinic(tmp_path / "clinic", WIDE) for _ in range(2))
     paused, go_on, replies = threading.Event(), threading.Event(), []
     real = secrets.token_hex

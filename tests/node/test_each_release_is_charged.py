@@ -1,6 +1,6 @@
-"""Two releases that differ in a single bit are two charges, unless both are the same stored bytes.
+"""Two releases that differ in a single bit are charged twice; the same stored bytes only once.
 
-Any order of messages, stops and troubles: tests/node/test_release_ledger.py.
+For arbitrary orders of messages, stops and failures, see tests/node/test_release_ledger.py.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ noise = 2.0
 noise = 2.0
 """
 STEP = Event("gaussian", 2.0, rate=B / 40)  # of a critic, on 4 of 40 records
-JUDGES = replace(PLAN, method={**FEDIOD, "name": JUDGING})  # critics alone are asked, too
+JUDGES = replace(PLAN, method={**FEDIOD, "name": JUDGING})  # critics can also be queried alone
 ORDINARY = dp_training.clipped_sum_and_loss
 
 
 def off_by_a_digit(*given: Any) -> tuple[torch.Tensor, float]:
-    """As another number of threads, or another processor, adds up."""
+    """Return a sum whose last digit differs, as with other threads or another processor."""
     total, loss = ORDINARY(*given)
     return torch.nextafter(total, torch.full_like(total, torch.inf)), loss
 
 
 def learned(clinic: Clinic) -> int:
-    """Steps of the critic that are charged."""
+    """Return the number of charged steps of the critic."""
     return clinic.session.audit.spending(NODE_DATA, "one").run_events.get(str(STEP), 0)
 
 
 def released(clinic: Clinic) -> int:
-    """Rows of what has left."""
+    """Return the number of released rows in the log."""
     return sum(row["part"] in ("response", "gradient") for row in clinic.rows())
 
 
-# --- a server that goes back and asks again under other numbers ----------------------------------------
+# --- a server that restores a checkpoint and queries with other numbers ----------------------------------
 
 
 @pytest.mark.parametrize("query", ["predict_logits", "score_with_critic"])
@@ -73,7 +73,7 @@ def test_query_with_another_number_changes_history(tmp_path: Path, query: str) -
 
 
 def test_limits_count_queries_after_another_history(tmp_path: Path) -> None:
-    """By numbers alone a server could have nearly twice as much as its owner allows."""
+    """If only numbers counted, a server could get nearly twice as much as the owner allows."""
     clinic = Clinic(tmp_path / "clinic", "max_queries = 6\n" + PRIVATE).ready()
     answered = 0
     for number in range(1, 6):
@@ -81,7 +81,7 @@ def test_limits_count_queries_after_another_history(tmp_path: Path) -> None:
         for query_number in (number, 1001, 1002):
             answered += isinstance(clinic.query(query_number, image(query_number)), tuple)
     assert answered == released(clinic) == 6
-    one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of an answer
+    one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of a response
     clinic = Clinic(tmp_path / "other", f"max_bytes = {3 * one}\n" + PRIVATE).ready()
     for number in range(1, 4):
         clinic.say("load_checkpoint", checkpoint=0)
@@ -134,11 +134,11 @@ def test_limits_hold_across_folders_and_names(tmp_path: Path, change: str) -> No
         assert reply["refused_queries"]["predict_logits"] == "max_queries: 3, over all runs"
 
 
-# --- other last digits ---------------------------------------------------------------------------------
+# --- differing last digits -----------------------------------------------------------------------------
 
 
 def test_differing_training_result_is_charged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a start with other threads: the noise would be another, so that is charged, too."""
+    """With another number of threads the noise differs, too, so both are charged."""
     clinic = Clinic(tmp_path / "clinic", PRIVATE).ready()
     first = clinic.query(0)[1]
     clinic.say("load_checkpoint", checkpoint=0)
@@ -209,7 +209,7 @@ def test_unaffordable_second_attempt_releases_nothing(
 
 
 def test_differing_response_counts_for_approval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server gets it by asking the same of inputs that lie otherwise in memory."""
+    """A server can cause this by sending equal inputs in another memory format."""
     clinic = Clinic(tmp_path / "clinic", 'approve = "each run"\n' + PRIVATE)
     assert "waits" in clinic.say("join", plan=PLAN.to_dict())["rule"]
     clinic.host.requests.decide(describe(PLAN, None).sha256, True)
@@ -227,7 +227,7 @@ def test_differing_response_counts_for_approval(tmp_path: Path, monkeypatch: pyt
 
 
 def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server can make a query fail behind the training: kept, each repetition would be a free round."""
+    """A server can make a query fail after training; a saved state would give it free rounds."""
     public = PublicData("shared", image(5), None, "")
     method = {"name": "fedmd", "rounds": 20, "initial_rounds": 1}
     plan = replace(PLAN, method=method, public=public_fingerprint(public), public_note=("shared", ""))
@@ -266,7 +266,7 @@ def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     [[1], [[1]], -1, 2, 2**62, True, 1.0, *(torch.tensor(1, dtype=k) for k in (torch.int8, torch.uint8))],
 )
 def test_invalid_round_trains_and_charges_nothing(tmp_path: Path, wrong: Any) -> None:
-    """Priced as one round and trained as two, it would be a free one."""
+    """Charged as one round and trained as two, it would give a free round."""
     plan = replace(PLAN, method={"name": "fedavg", "rounds": 2})
     clinic = Clinic(tmp_path / "clinic", "outputs_only = false\n" + PRIVATE, plan)
     clinic.say("join", plan=plan.to_dict())
@@ -292,7 +292,7 @@ def test_model_with_releases_is_not_retrained(tmp_path: Path) -> None:
     assert "start a new run" in clinic.say("join", plan=PLAN.to_dict())["text"]
 
 
-# --- what check calls a fault --------------------------------------------------------------------------
+# --- faults that the check reports ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

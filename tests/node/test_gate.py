@@ -1,4 +1,4 @@
-"""Nothing leaves a node except through its gate: policy first, then bound, noise, charge, release."""
+"""Tensors leave a node only through its gate: policy first, then bound, noise, charge, release."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def release(
 
 
 class Watched(AuditLog):
-    """A log that writes down what is charged, and the last entry."""
+    """A log that records charges, and the last entry."""
 
     def __init__(self, calls: list[str]) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Watched(AuditLog):
 
 
 def test_approved_rows_limit_response() -> None:
-    """Public rows may come as a range of two numbers, and an answer have no size that was approved."""
+    """Public rows may be a range of two numbers, so the size of the response must be checked, too."""
     requires_approval = {"predict": {"times": 9, "rows": 3, "releases": {}, "bytes": 0}}
     door, query = (
         gate(),
@@ -143,7 +143,7 @@ def test_max_queries_counts_queries_not_releases() -> None:
         door.admit(QUERY, received_query(number), {})
         release(door, received_query(number))
         release(door, received_query(number), "gradient", {"d/dx": torch.ones(1)})
-    door.admit(QUERY, received_query(1), {})  # the same query again is not a third one
+    door.admit(QUERY, received_query(1), {})  # a repetition of the second query
     with pytest.raises(QueryRefused, match="max_queries: 2"):
         door.admit(QUERY, received_query(2), {})
 
@@ -274,7 +274,7 @@ def test_release_reports_its_own_training_cost() -> None:
 
 def test_training_is_charged_once_at_admission() -> None:
     door, journal, _ = journaled(learned={"critic": PrivacyCost({Event("gaussian", 3.0, rate=0.5): 1})})
-    for _ in range(2):  # after a stop it is learned once more
+    for _ in range(2):  # trained again after a restart
         door.admit(QUERY, received_query(), {})
         assert "charge training" not in journal.calls[1:], "it may be refused yet, by others"
         door.ledger.charge_training(response(), {})
@@ -317,7 +317,7 @@ def test_charge_is_on_disk_before_release(tmp_path: Path) -> None:
     class Watching(ReleaseLedger):
         def charge(self, *args: Any, **fields: Any) -> None:
             super().charge(*args, **fields)
-            entry_counts.append(len(entries(tmp_path)))  # read while nothing has been returned
+            entry_counts.append(len(entries(tmp_path)))  # read before anything is returned
 
     with closing(AuditLog(tmp_path / FILE)) as audit:
         door = gate(audit)
@@ -332,7 +332,7 @@ def test_release_has_no_graph() -> None:
 
 
 def noisy() -> Gate:
-    """A gate with noise on its answers."""
+    """Return a gate that adds noise to responses."""
     side = NodeSide({"predict_logits": replace(QUERY, depends_on_records=())}, SETTING)
     outputs, gradients = OutputsConfig(noise=1.0, bound=3.0), GradientsConfig(noise=1.0)
     privacy = NoisyOutputs(outputs=outputs, gradients=gradients)
@@ -377,7 +377,7 @@ def test_response_with_another_last_digit_is_charged_again(part: str) -> None:
 
 
 def restarted(folder: Path, **policy: Any) -> Gate:
-    """A gate on a log's file as a new process opens it."""
+    """Return a gate on a log's file, as a new process opens it."""
     return gate(AuditLog(folder / FILE), **policy)
 
 
@@ -385,7 +385,7 @@ def test_old_query_number_does_not_bypass_limits(tmp_path: Path) -> None:
     for number in range(2):
         release(restarted(tmp_path), received_query(number))
     door = restarted(tmp_path, max_queries=2, max_bytes=2 * 56 + 55)
-    door.admit(QUERY, received_query(1), {})  # what was answered may be answered again
+    door.admit(QUERY, received_query(1), {})  # a repeated query is allowed
     release(door, received_query(1))
     assert (door.ledger.audit.spending("clinic", ALL_RUNS).total_queries, len(entries(tmp_path))) == (2, 2)
     for number in (0, 1, 2):
@@ -396,7 +396,7 @@ def test_old_query_number_does_not_bypass_limits(tmp_path: Path) -> None:
         release(door, received_query(0, "another"))
 
 
-# --- what comes in ------------------------------------------------------------------------------------
+# --- received tensors -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Gradients that are pulled back through answers: how a sum weighs them, and which a node refuses."""
+"""Input gradients of responses: their weights in sums, and invalid output gradients."""
 
 from __future__ import annotations
 
@@ -48,10 +48,9 @@ SETTING = NodeSetting(Classification(2), LocalConfig(), Compute())
 WEIGHTS = {"a": [[1.0, 0.0], [0.0, 1.0]], "b": [[2.0, 1.0], [0.0, 1.0]], "c": [[0.0, 1.0], [1.0, 0.0]]}
 SIZES = {"a": 4.0, "b": 2.0, "c": 5.0}
 COUNTS = {"a": [1.0, 3.0], "b": [2.0, 0.0], "c": [4.0, 1.0]}
-# Of a loss with slopes g = (1/2, -1/4) of the weighed sum of logits, 2 sum_k (w_k g) W_k by hand:
-# size:   4 (1, -1/2) + 2 (2, 1/2) + 5 (-1/2, 1) = (5.5, 4)
-# counts: (1, -3/2) + (4, 2) + (-1/2, 4)         = (4.5, 4.5)
-# mean:   (1, -1/2) + (2, 1/2) + (-1/2, 1)       = (2.5, 1)
+# Input gradients of 2 sum_k (w_k g) W_k by hand, with output gradients g = (1/2, -1/4) of the weighted sum of
+# logits: size:   4 (1, -1/2) + 2 (2, 1/2) + 5 (-1/2, 1) = (5.5, 4) counts: (1, -3/2) + (4, 2) + (-1/2, 4)
+# = (4.5, 4.5) mean:   (1, -1/2) + (2, 1/2) + (-1/2, 1)       = (2.5, 1)
 SLOPES = torch.tensor([[0.5, -0.25]])
 BY_HAND: dict[SumWeighting, list[float]] = {"size": [2.75, 2.0], "counts": [2.25, 2.25], "mean": [1.25, 0.5]}
 
@@ -138,7 +137,7 @@ def test_output_that_does_not_depend_on_the_inputs_has_zero_gradients() -> None:
     assert released["d/dx"].tolist() == [[0.0, 0.0]]
 
 
-# --- what a node refuses --------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------------
 
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64)
@@ -221,5 +220,5 @@ def test_refused_gradients_use_no_sum_number(tmp_path: Path) -> None:
     assert node.backward(0, SLOPES, SumRequest(2, NAMES))
     node.respond(1, x, SumRequest(3, NAMES))
     node.respond(2, x, SumRequest(4, NAMES))
-    with pytest.raises(QueryMismatch):  # the graph of query 1 is gone
+    with pytest.raises(QueryMismatch):  # the graph of query 1 was freed
         node.backward(1, SLOPES, SumRequest(5, NAMES))

@@ -1,4 +1,4 @@
-"""Local training: the same figures stacked and one by one, in one go and after a stop."""
+"""Local training: equal results stacked and one by one, uninterrupted and resumed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_report_gets_active_nodes_and_losses() -> None:
         reports.append((step, [node.name for node in nodes]))
 
     trained(built("mlp:8"), LocalConfig(epochs=1, batch=4), stacked=True, report=report)
-    assert reports == [  # 2, 4 and 3 steps: most work first
+    assert reports == [  # 2, 4 and 3 steps; nodes with most steps first
         (1, ["n1", "n2", "n0"]),
         (2, ["n1", "n2", "n0"]),
         (3, ["n1", "n2"]),
@@ -111,7 +111,7 @@ def test_report_gets_active_nodes_and_losses() -> None:
 
 
 class Listening(nn.Module):
-    """A linear model that keeps the inputs it met in training."""
+    """A linear model that records its training inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ def test_augmentation_reaches_the_batches(augment: Any) -> None:
     assert as_they_are < 6
 
 
-# --- dropout and stops ---------------------------------------------------------------------------
+# --- dropout, interrupted training --------------------------------------------------------------
 
 
 def dropping(sizes: Sequence[int] = SIZES) -> list[Node]:
@@ -218,7 +218,7 @@ def test_frozen_parameters_do_not_change(optimizer: str, stacked: bool) -> None:
     nodes = built("small-cnn:4")
     for node in nodes:
         node.model[0].requires_grad_(False)  # type: ignore[index]
-    nodes = made([node.model for node in nodes])  # frozen before it became a node's
+    nodes = made([node.model for node in nodes])  # frozen before it became a node's model
     before = [{name: value.clone() for name, value in node.model.state_dict().items()} for node in nodes]
     config = LocalConfig(epochs=2, batch=4, optimizer=optimizer, lr=0.01, weight_decay=0.1)
     trained(nodes, config, stacked, steps=2)
@@ -259,7 +259,7 @@ def test_rounds_together_take_the_steps_of_one_call(rounds: int, stacked: bool) 
         span = Span(round, round + 1, rounds)
         if round == 0:
             trained(parts, config, stacked, span=span)
-        else:  # the optimizers go on as they are
+        else:  # the optimizers keep their state
             for group in group_nodes(parts, stacked):
                 local_training.train(group, TASK, config, COMPUTE, span=span)
     for one, other in zip(whole, parts, strict=True):

@@ -1,4 +1,4 @@
-"""Nodes that compute together reach the numbers of nodes that compute alone."""
+"""Nodes in a group compute the same as nodes alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.stacking import OPTIMIZERS, B, G, network, node, random, same
 
 
 class Spare(nn.Module):
-    """Has a layer that its forward does not use."""
+    """A module with a layer that its forward does not use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,12 +47,12 @@ def test_unused_parameter_does_not_prevent_stacking(size: int) -> None:
 
 
 def fused(module: nn.Module) -> torch.optim.Optimizer:
-    """As the library's own: fused, so that it pairs numbers by their place in memory."""
+    """Return a fused Adam, like the library's, which pairs numbers by their position in memory."""
     return torch.optim.Adam(module.parameters(), 0.01, eps=1e-3, fused=True)
 
 
 class Placed(nn.Module):
-    """Adds a learned image to its input: that gradient comes with channels first, whatever the network."""
+    """Adds a learned image to its input; the image's gradient is channels first for any network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def test_channels_last_node_resumes_from_state(optimizer: str, before: bool, aft
     for one, other in zip(first, second, strict=True):
         state = one.state_dict()
         moments = state["optimizers"]["model"]["state"].values()
-        for entry in moments:  # as a file gives them back
+        for entry in moments:  # tensors from a file are contiguous
             entry.update({key: value.contiguous() for key, value in entry.items() if value is not None})
         other.load_state_dict(copy.deepcopy(state))
     go(second, after, range(2, 4))

@@ -47,7 +47,7 @@ def map_group(
 
 
 def nodes_of(spec: str = "mlp:8", count: int = 3, parted: bool = False) -> list[Node]:
-    """Nodes of one architecture with data of different sizes, each with a critic of its own."""
+    """Return nodes of one architecture with data of different sizes, each with its own critic."""
     nodes = make_nodes([made(spec, index, parted=parted) for index in range(count)], sizes=SIZES)
     for index, node in enumerate(nodes):
         torch.manual_seed(index)
@@ -171,7 +171,7 @@ def test_outputs_of_a_stacked_call_equal_those_of_each_node(spec: str) -> None:
 
 
 def test_gradients_of_a_stacked_call_equal_those_of_each_node() -> None:
-    """To inputs of each node, also through a part that is computed node by node."""
+    """Gradients of each node's inputs, also through a part that is computed node by node."""
 
     def compute(node: NodeView, x: torch.Tensor) -> torch.Tensor:
         far = node.separately(lambda node, x: (x - node.data.inputs[0]).square().mean(), x)
@@ -191,7 +191,7 @@ def test_gradients_of_a_stacked_call_equal_those_of_each_node() -> None:
 
 
 def test_steps_of_a_stacked_call_equal_those_of_each_node() -> None:
-    """On losses of any shape, whose mean is taken, with learning rates that fall from step to step."""
+    """Losses of any shape are averaged; learning rates decrease from step to step."""
 
     def train(node: NodeView, x: torch.Tensor, of_scalar: bool = False) -> Outputs:
         critic, losses = node.module("critic"), []
@@ -232,7 +232,7 @@ def test_learning_rates_follow_the_steps_of_each_node() -> None:
 
 
 def test_networks_of_a_group_follow_switches_by_others() -> None:
-    """A group notices that a query of one node by itself has left its network in training mode."""
+    """A query of a single node may leave its network in training mode, which the group notices."""
     node = nodes_of("resnet8:4")[0]
     group, before = NodeGroup([node]), to_vector(node.model)
     for mode in (True, True, False, False):
@@ -251,7 +251,7 @@ def test_networks_of_a_group_follow_switches_by_others() -> None:
 @pytest.mark.parametrize("spec", ["mlp:8", "resnet8:4"])
 @pytest.mark.parametrize("span", [FULL_TRAINING, Span.part(1, 3)])
 def test_stacked_training_equals_training_of_each_node(spec: str, span: Span) -> None:
-    """Nodes have data of different sizes, so that some train for fewer steps."""
+    """Nodes have data of different sizes, so some train for fewer steps."""
 
     def train(node: NodeView) -> Outputs:
         node.train(span)
@@ -262,7 +262,7 @@ def test_stacked_training_equals_training_of_each_node(spec: str, span: Span) ->
 
 @pytest.mark.parametrize("span", [FULL_TRAINING, Span.part(1, 2)])
 def test_stacked_training_gives_each_step_the_tensors_of_its_node(span: Span) -> None:
-    """Also where only the nodes with most data still train, in another order than the group's."""
+    """Also if only the nodes with most data still train, in another order than the group's."""
     numbers: list[int] = []
 
     def step(node: NodeView, number: int, x: torch.Tensor, y: torch.Tensor, anchor: torch.Tensor) -> Any:
@@ -369,7 +369,7 @@ def test_vectors_that_all_nodes_get_are_loaded_into_each() -> None:
 
 
 def test_parameters_are_loaded_into_the_nodes_that_still_train() -> None:
-    """In the last steps of the nodes with most data, other nodes of the group keep theirs."""
+    """In the last steps only the nodes with most data train; the others keep their parameters."""
 
     def step(node: NodeView, number: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = node.loss(node.model(x), y)
@@ -406,7 +406,7 @@ def test_cached_tensors_are_computed_once_for_a_key(stacked: bool) -> None:
     per_key = 1 if stacked else len(nodes)
     first = call(1)
     torch.testing.assert_close(first, torch.stack([n.model.eval()(setting.public.inputs) for n in nodes]))
-    for key, expected in ((1, 1), (2, 2), (2, 2), (1, 3)):  # the tensor of the last key is kept
+    for key, expected in ((1, 1), (2, 2), (2, 2), (1, 3)):  # only the tensor of the last key is stored
         assert torch.equal(call(key), key * first)
         assert calls == expected * per_key
     one = NodeView(NodeGroup(nodes[1:2]), setting).cached("predictions", 1, lambda: first[0])
@@ -440,7 +440,7 @@ def test_a_training_step_that_holds_a_tensor_of_the_node_is_refused(holds: str) 
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[FakeCapture]:
-    """Substitute captures of the queries of this test, one for each."""
+    """Replace captures of this test's queries, and return them, one per query."""
     made_captures: list[FakeCapture] = []
 
     def capture(step: Any, static_buffers: Any, capture: Any = None) -> CudaGraphStep:
@@ -458,7 +458,7 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> Compute:
 
 
 def score(node: NodeView, x: torch.Tensor) -> Outputs:
-    """Take a step of the critic on own samples of two kinds, and compare with a third."""
+    """Train the critic for one step on samples of two purposes, and return its output on a third."""
     critic = node.module("critic")
     real, labels = node.sample(4, "critic")
     same, _ = node.sample(3, "critic", each_query=False, data=mirrored)
@@ -512,7 +512,7 @@ def test_captured_queries_have_samples_and_learning_rates_of_their_own(
 def test_captured_calls_take_samples_before_the_call(
     captures: list[FakeCapture], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replayed graph runs no Python: from its second call on the function itself samples nothing."""
+    """A replayed graph runs no Python code: from the second call on, the function samples nothing."""
     nodes, inside, taken = nodes_of(), False, []
     sample, put = Node.sample_batch, QuerySamples.put
 
@@ -541,7 +541,7 @@ def test_captured_calls_take_samples_before_the_call(
 def test_samples_of_another_size_are_those_of_their_own_query(
     captures: list[FakeCapture], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The function requests a size that is not known yet: it is sampled in the call, not before."""
+    """The function requests a size that is not known yet, so it is sampled in the call, not before."""
 
     def take(node: NodeView, x: torch.Tensor) -> Outputs:
         return {"own": node.sample(len(x), "taken")[0].flatten(1)}
@@ -678,7 +678,7 @@ def test_unknown_roles_and_models_without_optimizers_are_refused() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicting(Method):
-    """A method whose functions promise what they are computed from."""
+    """A method whose functions have declarations about their inputs."""
 
     title = "Predicting"
 
@@ -745,7 +745,7 @@ class Named(Predicting):
 
 
 class Helping(Predicting):
-    """Overrides a function that a query's function calls."""
+    """Overrides a helper of a query's function."""
 
     def network(self, node: NodeView, x: torch.Tensor) -> torch.Tensor:
         numbers.append(node.query_number)
@@ -779,7 +779,7 @@ def test_functions_with_their_own_declaration_keep_its_promises(kind: type[Predi
 def test_helpers_that_a_custom_subclass_overrides_see_each_query(
     captures: list[FakeCapture], monkeypatch: pytest.MonkeyPatch, kind: type[Predicting]
 ) -> None:
-    """A captured graph would repeat the values that they read at its capture."""
+    """A captured graph would repeat the values that these functions read at the capture."""
     numbers.clear()
     query = kind().node_side(setting_of()).queries["predict"]
     answers(nodes_of(), capturing(monkeypatch), query)
@@ -788,7 +788,7 @@ def test_helpers_that_a_custom_subclass_overrides_see_each_query(
 
 
 def test_private_step_on_data_of_the_records_is_a_read() -> None:
-    """The function that makes the data sees the records: examples of a later training may depend on them."""
+    """The function that generates data sees the records, so later training examples may depend on them."""
     (node,) = nodes_of(count=1)
     critic = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
     node.add_module("critic", critic, partial(adam, lr=0.05))

@@ -1,6 +1,6 @@
-"""Numbers on the owner's page of a node, worked out by hand.
+"""Numbers on the owner's page of a node, computed by hand.
 
-What a run has cost, as terminal and page tell it: nothing is left where units differ.
+Costs of a run as shown in the terminal and on the page: no remaining budget if units differ.
 """
 
 from __future__ import annotations

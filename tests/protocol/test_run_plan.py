@@ -1,4 +1,4 @@
-"""Description of a run: from the plan alone, equal on both sides, with numbers worked out by hand."""
+"""Run descriptions: derived from the plan alone, equal on server and node, with numbers by hand."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ SPEC = DataSpec(ClassificationConfig(), tuple("0123456789"), (1, 8, 8), (0.5,), 
 PLAN = RunPlan("one", {"name": "fediod", "steps": 6, "batch": 4}, SPEC, student="mlp:8", min_nodes=3)
 
 
-def test_queries_and_bytes_are_those_of_the_method() -> None:
+def test_describes_queries_and_bytes_of_the_method() -> None:
     description = describe(PLAN, None)
-    # Four inputs: ten logits each, at most 64 critic values and 64 slopes, four bytes a number.
+    # Four inputs with ten logits, at most 64 critic values and 64 gradient values each, four bytes per
+    # number.
     assert description.queries["predict_logits"] == {
         "times": 6,
         "rows": 4,

@@ -1,4 +1,4 @@
-"""``fedstill dashboard``: what it shows, and to whom; no file by its path, no markup of others."""
+"""``fedstill dashboard``: content, access, no files by path, no markup of other parties."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def serving(folder: Path) -> Iterator[PageServer]:
 
 
 def call(server: PageServer, path: str | None = None, method: str = "GET", **headers: str) -> Reply:
-    """Status, headers and text of a reply; without a path, of the first page."""
+    """Return status, headers and text of a reply; without a path, of the first page."""
     with closing(http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)) as link:
         link.request(method, f"/{server.token}/" if path is None else path, headers=headers)
         reply = link.getresponse()
@@ -57,7 +57,7 @@ def call(server: PageServer, path: str | None = None, method: str = "GET", **hea
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A folder with two runs: one is done, one resumes."""
+    """Return a folder with two runs: one is finished, one was interrupted."""
     (tmp_path / "later <b>").mkdir()
     a_folder(tmp_path / "done", a_result())
     unfinished_run(tmp_path / "later <b>", note=HOSTILE)
@@ -67,7 +67,7 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def clinic(tmp_path: Path) -> Path:
-    """A node that was asked for approval, has answered and refused."""
+    """Return the folder of a node with requests for approval, releases and refusals."""
     folder = tmp_path / "clinic"
     owner_folder.init_folder(folder)
     file = folder / "node.toml"
@@ -91,7 +91,7 @@ def clinic(tmp_path: Path) -> Path:
     return folder
 
 
-# --- who is let in ------------------------------------------------------------------------------------
+# --- access -------------------------------------------------------------------------------------------
 
 
 def test_page_is_served_only_locally_under_its_secret_address(runs: Path) -> None:
@@ -99,7 +99,7 @@ def test_page_is_served_only_locally_under_its_secret_address(runs: Path) -> Non
         assert server.server_address[0] == "127.0.0.1"
         assert call(server)[0] == 200
         port = server.server_address[1]
-        for host in (f"127.0.0.1:{port}", f"localhost:{port}", "localhost:9000"):  # as through a tunnel
+        for host in (f"127.0.0.1:{port}", f"localhost:{port}", "localhost:9000"):  # also through a tunnel
             assert call(server, Host=host)[0] == 200
         for host in ("evil.example", f"evil.example:{port}", "", f"127.0.0.1.evil.example:{port}", "[::1"):
             assert call(server, Host=host)[0] == 421
@@ -145,7 +145,7 @@ def test_no_path_opens_a_file(runs: Path) -> None:
             assert (status, "nobody" in text) == (404, False), path
 
 
-# --- what it shows ------------------------------------------------------------------------------------
+# --- content ------------------------------------------------------------------------------------------
 
 
 def test_runs_are_shown_as_far_as_they_are(runs: Path) -> None:
@@ -158,7 +158,7 @@ def test_runs_are_shown_as_far_as_they_are(runs: Path) -> None:
     assert f"Runs in {runs.resolve()}." in page.text
     assert "distillation 31 of 400" in page.text
     assert "interrupted (fedstill run --resume continues it)" in page.text
-    assert "about" not in page.text  # nothing is left of a run that is over
+    assert "about" not in page.text  # a finished run shows no remaining time
     assert HOSTILE in page.text
     assert "31 of 400" in later.text
     for shown in (page, later):
@@ -181,11 +181,11 @@ def test_node_page_shows_requests_releases_and_remaining_budget(clinic: Path) ->
     assert "counts 40 B 1 0" in page.text
     assert "all runs no guarantee 0" in page.text  # of a budget of 3, after a release without guarantee
     assert "Audit log intact 5 entries" in page.text
-    assert page.text.count(HOSTILE) >= 4  # run, log and request
+    assert page.text.count(HOSTILE) >= 4  # in run, log and request
     assert {"img", "b"}.isdisjoint(tag for tag, _ in page.tags)
     assert [tag for tag, _ in page.tags].count("script") == 1
     after = {path: path.stat().st_mtime_ns for path in clinic.rglob("*") if not path.name.startswith(FILE)}
-    assert after == before  # nothing is written, nor made
+    assert after == before  # no file is written or created
 
 
 def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,8 @@ def test_pages_that_take_long_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -
         for _ in range(130):
             server.page("", "")
             now[0] += 1.0
-    assert made == [1000.0, 1021.0, 1042.0, 1081.0, 1120.0]  # after 20 s, if 1 was needed; after 30 at most
+    # after 20 s if a page takes 1 s; after 30 s at most
+    assert made == [1000.0, 1021.0, 1042.0, 1081.0, 1120.0]
 
 
 # --- in a browser -------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ def test_browser_runs_only_the_page_script(clinic: Path, tmp_path: Path) -> None
         words = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
         words += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
         shown = subprocess.run([*words, server.address], capture_output=True, text=True, timeout=100)
-    assert '<button type="button">Pause</button>' in shown.stdout  # which the script shows
+    assert '<button type="button">Pause</button>' in shown.stdout  # the script shows this button
     assert "<img" not in shown.stdout
 
 

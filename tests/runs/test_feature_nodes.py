@@ -33,7 +33,7 @@ BACKBONE = "tests.support.models:tiny_backbone"
 
 
 def on_features(folder: Path, method: str = "fedkd", **features: Any) -> RunSpec:
-    """A run of three nodes with linear heads on features."""
+    """Return a run of three nodes with linear heads on features."""
     options = {"backbone": "random-conv:4", "cache": str(folder / "cache"), **features}
     models = {"nodes": {"models": ["linear"]}, "student": {"model": "linear"}}
     return changed(tiny(method), features=options, **models)
@@ -55,7 +55,7 @@ def edit_features(folder: Path, **features: Any) -> dict[str, NodeService]:
 
 
 class CountedForwards:
-    """Examples that backbones compute, without those that measure the number of features."""
+    """Number of examples that backbones compute, without those for finding the number of features."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.examples, forward = 0, Backbone.forward
@@ -264,14 +264,15 @@ def test_full_disk_costs_only_time(
         result = live(config, RecordingLink(hosts), tmp_path).run()
     assert result["accuracy"] == metrics["accuracy"]
     assert sum("not cached" in record.getMessage() for record in caplog.records) == len(NAMES)
-    assert not any("not cached" in note for note in result["notes"])  # the server need not know
+    # the server does not need this information
+    assert not any("not cached" in note for note in result["notes"])
 
 
-# --- files carried by hand ------------------------------------------------------------------------------
+# --- offline files --------------------------------------------------------------------------------------
 
 
 def answered_files(config: RunSpec, folder: Path) -> tuple[Path, list[Path]]:
-    """The queries of a run, and each node's responses."""
+    """Return the queries of a run, and each node's responses."""
     queries = folder / "queries.safetensors"
     key = signed_files.load_or_create_key(folder / "server.key")
     write_queries(queries, build_offline_queries(config), key)

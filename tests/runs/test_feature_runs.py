@@ -1,4 +1,4 @@
-"""Runs on features: heads on a backbone, the student's file, evaluation and export, and what is refused."""
+"""Runs on features: heads on a backbone, the student's file, evaluation, export and refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BACKBONE = "tests.support.models:tiny_backbone"
 
 
 def features_config(folder: Path, backbone: str = "random-conv:8", **changes: Any) -> RunSpec:
-    """A run on features of digits, of FedKD by default, with linear heads."""
+    """Return a run on features of digits with linear heads, of FedKD by default."""
     features = {"backbone": backbone, "cache": str(folder / "cache"), **changes.pop("features", {})}
     tables: dict[str, Any] = {
         "public": {"name": "held-out"},
@@ -126,7 +126,7 @@ def test_changed_weights_are_refused_when_the_student_is_loaded(tmp_path: Path) 
 def test_student_with_backbone_is_exported_to_onnx(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: str
 ) -> None:
-    """Also with a graph of an earlier opset as the backbone, which becomes a part of the exported graph."""
+    """Also with a backbone graph of an earlier opset, which becomes a part of the exported graph."""
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     from fedstill.student.export import export
@@ -214,7 +214,7 @@ def test_resumed_run_keeps_its_backbone(tmp_path: Path) -> None:
 
 
 def test_resume_compares_the_data_before_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another batch or device changes the last digits of features, which is no change of the data."""
+    """Another batch size or device changes the last digits of features, although the data are equal."""
     spec = features_config(tmp_path, features={"cache_gib": 0.0})
     begun, forward = build_simulation(spec)[0], Backbone.forward
     state = begun._node_state()

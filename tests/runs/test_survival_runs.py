@@ -1,4 +1,4 @@
-"""Survival through whole runs, on a table whose hazards are known."""
+"""Survival analysis in whole runs, on a table with known hazards."""
 
 from __future__ import annotations
 

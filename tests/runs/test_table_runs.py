@@ -1,4 +1,4 @@
-"""Tables through whole runs: methods that take them, on both engines, and what is refused beforehand."""
+"""Tables in whole runs: supported methods on both engines, and refusals before training."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ QUICK: dict[str, Any] = {
 
 
 class Frame(dict[str, list[Any]]):
-    """The attributes of a DataFrame that are used."""
+    """The used attributes of a DataFrame."""
 
     shape = (60, 2)
     to_numpy = None

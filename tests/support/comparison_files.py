@@ -69,7 +69,7 @@ def a_plan(**changes: Any) -> Comparison:
 
 
 def write_runs_to_compare(folder: Path) -> Path:
-    """Write a comparison: two settings, three methods finished in the first, one was refused."""
+    """Write a comparison: two settings; in the first, three methods finished and one was refused."""
     write_text(folder / "compare.toml", f"# Made by: fedstill compare <mine>.toml\n\n{a_plan().to_toml()}")
     first = "50-skew_ed"
     for seed in range(3):
