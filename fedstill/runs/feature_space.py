@@ -116,6 +116,7 @@ def to_feature_space(
     """
     digests = digest_examples(parts), digest_run_data(parts, test, public)
     shared = [] if public is None else [public.inputs]
+    _check_shapes(raw.shape, public, test, parts)
     inputs = [*shared, test.inputs, *(part.inputs for part in parts)]
     backbone = load_backbone(options, raw, str(compute.device))
     is_public = options.normalize == "public" and bool(shared)
@@ -146,6 +147,17 @@ def to_feature_space(
     tested, *own = features
     new_parts = [replace(part, inputs=each) for part, each in zip(parts, own, strict=True)]
     return new_parts, replace(test, inputs=tested), public, space
+
+
+def _check_shapes(
+    shape: tuple[int, ...], public: PublicData | None, test: TensorData, parts: Sequence[TensorData]
+) -> None:
+    named = {"public data": public, "test data": test}
+    named |= {f"data of node {index}": part for index, part in enumerate(parts)}
+    for name, examples in named.items():
+        found = shape if examples is None else tuple(examples.inputs.shape[1:])
+        if found != shape:
+            raise ArgumentError(f"shape of {name}", found, f"{shape}, as the backbone takes them")
 
 
 def placeholder_features(config: PublicConfig, public: PublicData | None, width: int) -> PublicData | None:

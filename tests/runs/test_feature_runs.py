@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import fedstill
 from fedstill.core.dataset import TensorData
@@ -255,6 +258,35 @@ def test_noise_on_features_of_another_scale_is_noted(tmp_path: Path, normalize: 
     changes = {"features": {"normalize": normalize}, "public": {"name": "gaussian", "limit": 10}}
     simulation, _ = build_simulation(features_config(tmp_path, **changes))
     assert any("features.normalize" in note for note in simulation.notes) is noted
+
+
+def test_python_queries_of_noise_teach_the_student(tmp_path: Path) -> None:
+    nodes, test = [digits().subset(torch.arange(start, 300, 3)) for start in range(3)], digits()
+    features = fedstill.Features("random-conv:8", normalize="example", cache=str(tmp_path))
+
+    def run_with(public: Any, features: fedstill.Features | None = features) -> Mapping[str, Any]:
+        heads = [nn.Linear(128, 10) for _ in nodes]
+        method = fedstill.FedKD(gamma=math.inf, student=fedstill.StudentTraining(epochs=10))
+        return fedstill.distil(
+            nodes,
+            heads,
+            nn.Linear(128, 10),
+            test,
+            10,
+            public=public,
+            features=features,
+            method=method,
+            every=0,
+        ).result
+
+    torch.manual_seed(0)
+    assert run_with("gaussian")["accuracy"] > 60
+    with raises_invalid("public", "gaussian"):
+        run_with("gaussian", None)
+    with raises_invalid("public", "noise"):
+        run_with("noise")
+    with raises_invalid("shape of public data", (128,), "(1, 8, 8)"):
+        run_with(torch.randn(20, 128))
 
 
 def test_python_student_takes_images(tmp_path: Path) -> None:
