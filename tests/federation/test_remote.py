@@ -292,7 +292,7 @@ def test_faulty_node_is_excluded(sickness: str) -> None:
         (torch.zeros(2, 1, 2, 2).double(), "x: torch.float64"),
     ],
 )
-def test_faulty_inputs_are_blamed_on_the_server_and_not_sent(x: torch.Tensor, fault: str) -> None:
+def test_invalid_inputs_are_server_errors_and_not_sent(x: torch.Tensor, fault: str) -> None:
     nodes = Scripted(quorum=0.6)
     student, task = torch.nn.Linear(4, 2), Classification(2)
     setup = ((1, 2, 2), (0.5,), (0.5,), Compute(), 0, LocalConfig())

@@ -475,7 +475,7 @@ def test_rejects_sums_of_parameters_that_adam_trained(tmp_path: Path) -> None:
         four.live().run()
 
 
-def test_rejects_a_second_run_that_counts_the_servers_labels_as_well(tmp_path: Path) -> None:
+def test_rejects_second_run_with_labels_of_the_server(tmp_path: Path) -> None:
     """Adding the server's labels to the weights is a second weighting of the same responses."""
     four = Four(summed("fedkd"), tmp_path / "away")
     four.live().run()

@@ -371,7 +371,7 @@ def test_audit_log_holds_only_declared_kinds(name: str, options: dict[str, Any])
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_each_query_is_sent_as_often_as_declared(name: str, options: dict[str, Any]) -> None:
+def test_number_of_queries_equals_declaration(name: str, options: dict[str, Any]) -> None:
     """A node with a query limit uses this number to refuse a run in advance."""
     one = plain(name, options)
     declared = {query.name: query.times for query in one.experiment.side.queries.values() if query.times}

@@ -192,14 +192,14 @@ def test_releases_of_queried_and_uploaded_models(config: Any) -> None:
     assert numbers == [steps, 1]
 
 
-def test_models_are_not_uploaded_where_outputs_alone_may_leave() -> None:
+def test_outputs_only_policy_prevents_model_upload() -> None:
     for config in (DENSER, BOOSTING):
         with raises_refused("outputs_only: parameters"):
             world(replace(config, models="uploaded"), policy=PolicyConfig())
         world(config, policy=PolicyConfig())
 
 
-def test_a_model_without_parameters_is_not_uploaded() -> None:
+def test_model_without_parameters_is_not_uploaded() -> None:
     nodes = make_nodes([Predictor(lambda images: images[:, 0, 0, :3], TO)])
     setting = {"local": LocalConfig(), "architectures": small_world.kinds_of(nodes)}
     with raises_invalid("method.models", "uploaded", "queried"):

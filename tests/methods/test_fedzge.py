@@ -67,7 +67,7 @@ def slopes(one: World) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("q", [1, 4, 16, 64])
-def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q: int) -> None:
+def test_squared_error_of_estimate_is_d_minus_1_over_q(q: int) -> None:
     """The responses are linear in x, so finite differences are exact."""
     d, classes, inputs = 6, 3, 4000
     draw = torch.Generator().manual_seed(q)
@@ -102,7 +102,7 @@ def test_differences_approximate_gradients_of_nodes() -> None:
     ],
     ids=["fedzge", "fediod"],
 )
-def test_differences_are_not_rounded_away_by_nodes_that_compute_in_bfloat16(config: Any) -> None:
+def test_differences_are_exact_for_nodes_with_bfloat16(config: Any) -> None:
     assert torch.equal(slopes(world(config, precision="bfloat16")), slopes(world(config)))
 
 

@@ -96,7 +96,7 @@ def test_rejects_invalid_rules(option: str, value: Any) -> None:
         PolicyConfig(**{option: value})
 
 
-def test_allowed_server_is_admitted_however_its_fingerprint_is_written(tmp_path: Path) -> None:
+def test_allowed_server_is_admitted_for_any_fingerprint_format(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", f'allowed_servers = ["{KNOWN.upper()}"]\n')
     clinic.host.server_fingerprint = KNOWN
     assert joined(clinic)
