@@ -58,11 +58,11 @@ def test_attacked_update_equals_release() -> None:
     first, second = held(again, 2)
     assert first.release.is_gradient
     own = first.release.compute_target(first.data.inputs, first.data.targets)
-    for name, slope in own.items():
-        assert torch.allclose(slope, first.release.target[name], atol=1e-4), name
+    for name, value in own.items():
+        assert torch.allclose(value, first.release.target[name], atol=1e-4), name
     other = first.release.compute_target(second.data.inputs, second.data.targets)
     assert not all(
-        torch.allclose(slope, first.release.target[name], atol=1e-4) for name, slope in other.items()
+        torch.allclose(value, first.release.target[name], atol=1e-4) for name, value in other.items()
     )
     # Each victim has an image from the data of its node.
     for victim, part in zip((first, second), again.parts, strict=False):

@@ -49,9 +49,9 @@ def train_at_node(
     local_training.attach_optimizers([node], local)
     local_training.train([node], Classification(CLASSES), local, Compute())
     steps, total = local.steps(len(data)), len(data)
-    turns = range(steps * local.batch // total + 1)
+    passes = range(steps * local.batch // total + 1)
     passes = torch.cat(
-        [torch.randperm(total, generator=node.random_generator("pass", turn)) for turn in turns]
+        [torch.randperm(total, generator=node.random_generator("pass", number)) for number in passes]
     )
     return parameters(node.model), list(passes[: steps * local.batch].split(local.batch))
 

@@ -49,7 +49,7 @@ ALIKE = ("mlp:12",) * 3
 MIXED = ("mlp:12", "small-cnn:4", "mlp:12")
 NEAR = 1e-4  # tolerated difference of weights between the two engines
 # Further options of a method that change its queries or the location of its parts.
-WAYS: dict[str, list[dict[str, Any]]] = {
+VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{"rounds": 4, "participation": 0.67}],
     "fediod": [{"importance": "realness", "student_inputs": "fresh"}],
     "fedkd": [
@@ -75,7 +75,7 @@ CASES = [
     pytest.param(name, options, id=" ".join([name, *(f"{key}={value}" for key, value in options.items())]))
     for name in METHODS
     if name not in OTHERS
-    for options in ({}, *WAYS.get(name, []))
+    for options in ({}, *VARIANTS.get(name, []))
 ]
 NAMES = [name for name in METHODS if name not in OTHERS]
 ENGINES: tuple[Any, ...] = ("one-by-one", "stacked")

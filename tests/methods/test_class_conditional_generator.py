@@ -150,11 +150,11 @@ class Plain:
         L_H, L_A = (hard**2 * ce).mean(), -self.kl(z, z_S).mean()
         self.descend(L_H + 0.5 * L_A)
         x = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(F.cross_entropy(A(x), y), w)
-        self.w = w = (w - 0.05 * slope.sign()).clamp(0, 1).detach()
+        (gradient,) = torch.autograd.grad(F.cross_entropy(A(x), y), w)
+        self.w = w = (w - 0.05 * gradient.sign()).clamp(0, 1).detach()
         v = 2 * torch.rand(4, CLASSES, generator=torch_generator(SEED, "v", 0)) - 1
-        (slope,) = torch.autograd.grad((v * (A(x) / 2.0).softmax(1)).sum(), x)
-        x = x.detach() + 0.1 / 0.25 * slope.sign()  # 0.1 of a pixel's range, normalized by 0.25
+        (gradient,) = torch.autograd.grad((v * (A(x) / 2.0).softmax(1)).sum(), x)
+        x = x.detach() + 0.1 / 0.25 * gradient.sign()  # 0.1 of a pixel's range, normalized by 0.25
         losses = {"recognized": L_H.item(), "sought": L_A.item()}
         return {**losses, "student": self.study(x, A(x))}
 

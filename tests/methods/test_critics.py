@@ -74,9 +74,9 @@ def test_only_owner_of_map_returns_difference() -> None:
     torch.testing.assert_close(difference, expected, rtol=1e-4, atol=1e-6)
     assert (expected[0, :2] > 0.01).all()
     assert expected[1, 2] > 0.01
-    (slope,) = torch.autograd.grad(difference.sum(), x)
-    assert slope[0, 0].abs().sum() > 0
-    assert slope[0, 3].abs().sum() == 0 == slope[1, 0].abs().sum()
+    (gradient,) = torch.autograd.grad(difference.sum(), x)
+    assert gradient[0, 0].abs().sum() > 0
+    assert gradient[0, 3].abs().sum() == 0 == gradient[1, 0].abs().sum()
 
 
 @pytest.mark.parametrize("config", [FIOD, ASYN])

@@ -44,7 +44,16 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.node_side import NodeSetting
 from tests.support import small_world
-from tests.support.small_world import CLASSES, SEED, TASK, World, in_training, made, make_nodes, same_slopes
+from tests.support.small_world import (
+    CLASSES,
+    SEED,
+    TASK,
+    World,
+    assert_close_gradients,
+    in_training,
+    made,
+    make_nodes,
+)
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -175,7 +184,7 @@ def test_stage_a_of_fedmd_cg_minimizes_eq_4(changes: dict[str, Any]) -> None:
     G_sent = received(config, node)
     loss = stepped(node, ("model",), partial(config.model_step, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
-    same_slopes(node.model, model)
+    assert_close_gradients(node.model, model)
 
 
 def plain_step(node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -205,7 +214,7 @@ def test_fedcg_model_minimizes_cross_entropy_plus_gamma_times_distance() -> None
     G_sent = received(config, node)
     loss = stepped(node, ("model",), partial(config.model_step, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
-    same_slopes(node.model, model)
+    assert_close_gradients(node.model, model)
 
 
 @pytest.mark.parametrize(("beta", "decay"), [(0.0, 1.0), (0.7, 0.9)])
@@ -230,7 +239,7 @@ def test_fedgen_model_minimizes_its_three_losses(beta: float, decay: float) -> N
     G_sent = received(config, node, 2)
     loss = stepped(node, ("model",), partial(config.train_step, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
-    same_slopes(node.model, model)
+    assert_close_gradients(node.model, model)
 
 
 # --- a step of a node's generator ----------------------------------------------------------------
@@ -255,7 +264,7 @@ def test_stage_b_of_fedmd_cg_minimizes_eq_9(changes: dict[str, Any]) -> None:
     plain.backward()
     loss = stepped(node, ("generator",), partial(config.generator_step, 1))
     assert loss == pytest.approx(plain.item(), rel=1e-4)
-    same_slopes(node.modules["generator"], G, atol=1e-5)
+    assert_close_gradients(node.modules["generator"], G, atol=1e-5)
     assert torch.equal(to_vector(node.model), before)
 
 
@@ -276,7 +285,7 @@ def test_fedcg_trains_critic_and_generator_with_fixed_model() -> None:
     loss = stepped(node, ("generator", "critic"), partial(CG.generator_step, 1))
     assert loss == pytest.approx((L_D + L_G).item(), rel=1e-4)
     torch.testing.assert_close(to_vector(node.modules["critic"]), to_vector(critic), rtol=1e-4, atol=1e-6)
-    same_slopes(node.modules["generator"], G)
+    assert_close_gradients(node.modules["generator"], G)
     assert torch.equal(to_vector(node.model), before)
 
 

@@ -210,15 +210,15 @@ def test_replayed_maps_are_augmented_with_images(augment: Any) -> None:
     assert torch.equal(moved, x) == (augment == "none")
     if augment == "turn":
         for before, after in zip(x, moved, strict=True):
-            ways = [torch.rot90(image, k, (-2, -1)) for image in (before, before.flip(-1)) for k in range(4)]
-            assert any(torch.equal(after, way) for way in ways)
+            poses = [torch.rot90(image, k, (-2, -1)) for image in (before, before.flip(-1)) for k in range(4)]
+            assert any(torch.equal(after, pose) for pose in poses)
 
 
 def test_shift_flip_mirrors_half_of_the_images() -> None:
     x = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(0))
-    ways: tuple[Augment, ...] = ("shift", "shift-flip")
+    modes: tuple[Augment, ...] = ("shift", "shift-flip")
     samples = []
-    for augment in ways:
+    for augment in modes:
         memory = Replay(200, augment, TASK, SHAPE, SEED)
         memory.add(x.repeat(20, 1, 1, 1), torch.zeros(160, 2, *SHAPE[1:]))
         samples.append(memory.sample(100, 0)[0])

@@ -137,14 +137,14 @@ def test_step_at_source_by_hand() -> None:
     ones, zeros = torch.ones(4, 1), torch.zeros(4, 1)
     fooled = F.binary_cross_entropy_with_logits
     L_C = 0.5 * (fooled(C(z_t), ones) + fooled(C(z.detach()), zeros))
-    for weight, slope in zip(C.parameters(), torch.autograd.grad(L_C, list(C.parameters())), strict=True):
-        weight.grad = slope
+    for weight, gradient in zip(C.parameters(), torch.autograd.grad(L_C, list(C.parameters())), strict=True):
+        weight.grad = gradient
     adam.step()
     loss = (model(x) - y).abs().mean() + 0.7 * fooled(C(z), ones)
-    slopes = torch.autograd.grad(loss, list(model.parameters()))
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
     with torch.no_grad():
-        for parameter, slope in zip(model.parameters(), slopes, strict=True):
-            parameter.sub_(rate * slope)
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.sub_(rate * gradient)
 
     group = NodeGroup([node])
     group.module("model").train(True)

@@ -201,10 +201,10 @@ def test_resumed_run_is_charged_once(
     given = [privately(mechanism)] * 3
     whole, metrics = ran(setting(method, {}, given))
     broken = Simulation(setting(method, {}, given))
-    step, turns = Server.step, iter(range(1))
+    step, allowed_steps = Server.step, iter(range(1))
 
     def stops(self: Any) -> Any:
-        if next(turns, None) is None:
+        if next(allowed_steps, None) is None:
             raise Stopped
         return step(self)
 

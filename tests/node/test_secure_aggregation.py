@@ -470,11 +470,11 @@ def test_no_combination_of_sums_reveals_two_nodes(sets: list[set[int]]) -> None:
 
 def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
     masks = party.masks["n0"]
-    stranger = Party(tmp_path / "elsewhere")
+    other_party = Party(tmp_path / "elsewhere")
     party.authority.write(tmp_path / "old", "n1", days=-1)
     expired = made(tmp_path / "old", "n1")
     for card, rule in (
-        (stranger.cards["n1"], "not issued by this federation's authority"),
+        (other_party.cards["n1"], "not issued by this federation's authority"),
         (party.cards["n2"], "its certificate names"),
         (expired.make_key_card(), "has expired"),
         (b"{}", "it is not a card"),
