@@ -232,7 +232,7 @@ def test_rejects_low_query_limit_before_training(tmp_path: Path) -> None:
 
 
 class Stop(BaseException):
-    """Stands for Ctrl-C."""
+    """Exception in place of Ctrl-C."""
 
 
 def stopped_at(moment: int, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -549,7 +549,7 @@ def test_run_preset_equals_command(tmp_path: Path) -> None:
     assert (tmp_path / "python" / "report.html").exists()
     before = (tmp_path / "python" / "result.json").stat().st_mtime_ns
     assert fedstill.run_preset("digits-fedavg", options, out=tmp_path / "python") == result
-    assert (tmp_path / "python" / "result.json").stat().st_mtime_ns == before, "it ran again"
+    assert (tmp_path / "python" / "result.json").stat().st_mtime_ns == before, "the run was repeated"
     with pytest.raises(RunFolderError, match="other options"):
         fedstill.run_preset("digits-fedavg", {**options, "seed": 4}, out=tmp_path / "python")
 

@@ -67,7 +67,7 @@ def test_runs_attack_by_entry_point(lab: Lab, run: Path) -> None:
         assert record["guess"] == str(int(torch.softmax(responses[1][-100:], 1).mean(0).argmax()))
         assert record["true"] == str(int(torch.bincount(node.data.targets, minlength=10).argmax()))
     right = sum(node["guess"] == node["true"] for node in first["result"]["nodes"])
-    assert right >= 2, "most records are of few classes"
+    assert right >= 2, "each node has records of few classes"
     share = f"{100 * right / 3:.0f}%"
     assert f"majority 3 nodes right {share} 10%" in " ".join(printed.split())
     page = (run / "report.html").read_text()

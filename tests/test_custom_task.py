@@ -48,7 +48,7 @@ def test_custom_task_without_its_term_equals_classification(lab: Lab) -> None:
     assert bare["accuracy"] == plain["accuracy"]
     assert bare["local"]["accuracy"] == plain["local"]["accuracy"]
     assert "mae" not in plain
-    assert bare["mae"] != whole["mae"], "its loss is what nodes and student learn by"
+    assert bare["mae"] != whole["mae"], "nodes and student minimize the loss of the task"
 
 
 def test_fedavg_and_fediod_run_custom_task(lab: Lab) -> None:

@@ -72,7 +72,7 @@ def test_every_page_is_in_a_toctree() -> None:
         reached |= new
         queue.extend(new)
     assert {"data", "methods/fedkd", "reference/options"} <= reached
-    assert sorted(known - reached) == [], "name each in the toctree of docs/howto.md, say"
+    assert sorted(known - reached) == [], "add each page to a toctree, for example in docs/howto.md"
 
 
 def documented() -> set[str]:
@@ -110,7 +110,7 @@ def import_name(name: str) -> Any:
 def test_public_names_and_options_have_docstrings(name: str) -> None:
     thing = getattr(fedstill, name)
     assert (thing.__doc__ or "").strip()
-    assert not thing.__doc__.startswith(f"{name}("), "a generated dataclass signature is no docstring"
+    assert not thing.__doc__.startswith(f"{name}("), "a generated dataclass signature is not a docstring"
     if not (is_dataclass(thing) and issubclass(thing, CheckedOptions | Registrable)):
         return
     for kind in thing.__mro__:

@@ -24,9 +24,9 @@ def overhead(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_query_overhead_is_bounded(overhead: Any) -> None:
     """Counts of ``python benchmarks/overhead.py`` on 2026-11-29, plus 10 % for other Python versions."""
     counts = overhead.counts_a_node()
-    assert counts.calls <= 1.1 * 628, "Python functions called for one node more"
-    assert counts.operations <= 1.1 * 59, "operations of torch for one node more"
-    assert counts.copied <= 0.05, "of the query's bytes copied for one node more"
+    assert counts.calls <= 1.1 * 628, "Python function calls per additional node"
+    assert counts.operations <= 1.1 * 59, "torch operations per additional node"
+    assert counts.copied <= 0.05, "copied bytes per additional node, relative to the query"
 
 
 def test_counts_calls_operations_and_copies(overhead: Any, monkeypatch: pytest.MonkeyPatch) -> None:

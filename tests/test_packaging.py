@@ -126,7 +126,7 @@ def test_wheel_from_sdist_has_command_and_data(tmp_path: Path) -> None:
     [source] = (tmp_path / "sdist").iterdir()
     texts = {"constraints.txt", "LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "PKG-INFO"}
     own = {path.name for path in source.iterdir()} - {".gitignore"}  # added by hatchling
-    assert own == {"fedstill", "experiments", *texts}, "nothing that works in the repository alone"
+    assert own == {"fedstill", "experiments", *texts}, "no files for development only"
     subprocess.run([*build, "-t", "wheel"], cwd=source, check=True, capture_output=True)
     [wheel] = (tmp_path / "dist").glob("*.whl")
     assert wheel.name == f"fedstill-{fedstill.__version__}-py3-none-any.whl"

@@ -90,7 +90,7 @@ def test_run_of_docker_page_starts(
     with pytest.raises(SystemExit):
         cli.main(compose["services"]["run"]["command"])
     stderr = capsys.readouterr().err
-    assert "/admin" in stderr, "options and file are sound; what is missing here is the kit"
+    assert "/admin" in stderr, "options and file are valid; the kit is missing"
     assert "startup kit" in stderr
 
 
@@ -100,7 +100,9 @@ def test_container_mounts_only_its_own_folders(compose: dict[str, Any]) -> None:
         assert (service["user"], service["read_only"], service["cap_drop"]) == ("10001:10001", True, ["ALL"])
         assert service["security_opt"] == ["no-new-privileges:true"]
         binds = [volume for volume in service["volumes"] if volume["type"] == "bind"]
-        assert all(volume["bind"] == {"create_host_path": False} for volume in binds), "no folder of root's"
+        assert all(volume["bind"] == {"create_host_path": False} for volume in binds), (
+            "missing host folders are not created as root"
+        )
         writes = {volume["source"] for volume in binds if not volume.get("read_only")}
         reads = {volume["source"] for volume in binds if volume.get("read_only")}
         if name in NODES:

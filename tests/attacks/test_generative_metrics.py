@@ -114,7 +114,7 @@ def test_inception_scores_use_each_models_outputs() -> None:
     models = {"north": Knows(4), "south": Knows(1)}
     scores = inception_scores(images, models)
     assert scores == {"north": pytest.approx(4.0), "south": pytest.approx(1.0)}
-    assert models["north"].training, "as it was"
+    assert models["north"].training, "the training mode is restored"
 
 
 def test_inception_score_rejects_nan() -> None:
@@ -147,7 +147,7 @@ def test_penultimate_features_are_last_layer_inputs() -> None:
     before = space(x)
     with torch.no_grad():
         net[-3].weight.zero_()
-    torch.testing.assert_close(space(x), before, msg="the network as it was")
+    torch.testing.assert_close(space(x), before, msg="the network is not changed")
 
 
 class Branched(nn.Module):

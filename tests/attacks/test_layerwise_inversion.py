@@ -56,7 +56,7 @@ def test_factorizes_gradient_exactly(count: int, precision: torch.dtype) -> None
     factors, deltas = factor_gradient(release.target["7.weight"], release.target["7.bias"], count)
     true = split_model(model, "model").extractor(inputs.to(precision)).detach().double()
     assert max_row_error(factors, true) < 1e-4
-    assert int((factors > 0).sum()) == int((true > 0).sum()), "rounding must not make units fire"
+    assert int((factors > 0).sum()) == int((true > 0).sum()), "rounding must not activate units"
     torch.testing.assert_close(deltas.sum(0), release.target["7.bias"].double(), rtol=0, atol=1e-6)
 
 

@@ -150,7 +150,7 @@ def test_neighboring_datasets_differ_for_one_teacher(m: int) -> None:
     both = TensorData(torch.cat([data.inputs, record.inputs]), torch.cat([data.targets, record.targets]))
     parts = partition_records(both, m)
     (home,) = [part.tolist() for part in parts if 0 in part]
-    assert home == [0, len(data)], "its teacher has no other records"
+    assert home == [0, len(data)], "the teacher has no other records"
 
 
 # --- faults -------------------------------------------------------------------------------

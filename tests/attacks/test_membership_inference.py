@@ -164,7 +164,9 @@ def test_public_data_are_no_members() -> None:
     again = replay({"name": "fedkd", "student": {"epochs": 1}, "labeled": True}, public={"name": "held-out"})
     experiment, transcript = replay_to_end(again)
     held = sum(len(part) for part in again.parts)
-    assert sum(len(node.data) for node in experiment.nodes) > held, "they stand next to what nodes hold"
+    assert sum(len(node.data) for node in experiment.nodes) > held, (
+        "public data are added to the data of nodes"
+    )
     (central, *responses) = run_attack(again, experiment, transcript, replace(FEW, records=1000))
     assert central["members"] == held
     assert all(each["members"] <= held for each in responses)
@@ -246,7 +248,7 @@ def test_secure_aggregation_hides_single_responses() -> None:
     )
     experiment, transcript = replay_to_end(again, most=100)
 
-    inputs, responses = transcript.responses(SUM) or pytest.fail("no sums in the transcript")
+    inputs, responses = transcript.responses(SUM) or pytest.fail("the transcript contains no sums")
     alone = torch.stack([predict(node.model, inputs, experiment.compute) for node in experiment.nodes])
     counts = torch.stack([experiment.task.counts(node.data) for node in experiment.nodes]).unsqueeze(1)
     mean = (counts * alone).sum(0) / counts.sum(0)

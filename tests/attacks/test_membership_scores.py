@@ -192,7 +192,7 @@ def test_rmia_matches_loops_except_ties(seed: int, gamma: float) -> None:
     ]
     assert (scores * 9).floor().tolist() == beaten
     order = [ratio(records_, x, True) for x in range(5)]
-    assert scores.argsort().tolist() == np.argsort(order).tolist(), "for one target, in the order of r(x)"
+    assert scores.argsort().tolist() == np.argsort(order).tolist(), "same order as r(x) for one target"
 
 
 # --- errors -----------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_rejects_too_few_shadows() -> None:
     with raises_invalid("shadows outside", 1, "2 or more"):
         lira_offline_attack(first_shadows(records_, 2), True)
     assert rmia_attack(first_shadows(records_, 2), first_shadows(others, 2)).shape == (5,), (
-        "one inside and one outside are enough"
+        "one shadow inside and one outside are enough"
     )
 
 
@@ -326,7 +326,9 @@ def test_attacks_guess_on_model_without_members(attack: Attack, leak: tuple[Leak
         for records_, others, inside in leaks:
             metrics = attack_metrics(attack(records_, others), inside, 0.99)
             assert (metrics["auc"]["low"] <= 0.5 <= metrics["auc"]["high"]) == chance
-            assert metrics["auc"]["high"] - metrics["auc"]["low"] < 0.25, "records enough to tell"
+            assert metrics["auc"]["high"] - metrics["auc"]["low"] < 0.25, (
+                "enough records for a narrow interval"
+            )
 
 
 TASK, LOCAL = Classification(3), LocalConfig(epochs=6, batch=5, smoothing=0.0)
@@ -474,7 +476,7 @@ def test_proxy_matches_logits_up_to_a_constant(target: ProxyTarget) -> None:
     errors = (outputs - responses).square().mean((1, 2)) / responses.var((1, 2))
     swapped = (outputs - responses.flip(0)).square().mean((1, 2)) / responses.var((1, 2))
     assert errors.max() < 0.02
-    assert swapped.min() > 2 * errors.max(), "each copies its own"
+    assert swapped.min() > 2 * errors.max(), "each proxy copies its own model"
 
 
 def test_proxy_reveals_membership(target: ProxyTarget) -> None:
@@ -514,7 +516,7 @@ def test_auc_matches_pairs_and_scikit_learn(members: torch.Tensor, others: torch
     labels = [1] * len(members) + [0] * len(others)
     assert interval["value"] == pytest.approx(roc_auc_score(labels, torch.cat([members, others]).numpy()))
     assert 0 <= interval["low"] <= interval["value"] <= interval["high"] <= 1
-    assert interval["low"] < interval["high"], "no finite number of records settles it"
+    assert interval["low"] < interval["high"], "the interval of finitely many records has positive width"
 
 
 @given(SCORES, SCORES)
@@ -534,7 +536,7 @@ def test_auc_variance_matches_pairs(members: torch.Tensor, others: torch.Tensor)
 def test_perfect_auc_has_interval() -> None:
     interval = auc_with_interval(torch.arange(10.0) + 10, torch.arange(5.0))
     assert (interval["value"], interval["high"]) == (1.0, 1.0)
-    assert interval["low"] == pytest.approx(0.025 ** (1 / 5)), "five pairs without a record in common"
+    assert interval["low"] == pytest.approx(0.025 ** (1 / 5)), "five pairs of distinct records"
     below = auc_with_interval(torch.arange(5.0), torch.arange(10.0) + 10)
     assert (below["low"], below["value"]) == (0.0, 0.0)
     assert below["high"] == pytest.approx(1 - 0.025 ** (1 / 5))

@@ -234,7 +234,7 @@ def test_p_values_of_fresh_images_are_uniform() -> None:
         result = memorization_test(generated, private, held_out, PLAIN, seed=seed, permutations=79)
         values.append(result["p_value"])
     small = sum(value <= 0.05 for value in values)
-    assert 2 <= small <= 15, "7.5 of 150 are expected; chance alone is outside once in a hundred times"
+    assert 2 <= small <= 15, "7.5 of 150 are expected; the range is exceeded by chance in 1 % of cases"
     from scipy.stats import kstest
 
     assert kstest(values, "uniform").pvalue > 0.01

@@ -80,7 +80,7 @@ def test_simulated_update_matches_local_training(model: str, local: LocalConfig)
     for name, value in after.items():
         torch.testing.assert_close(simulated[name], value, rtol=0, atol=1e-5)
     moved = max(float((after[name] - before[name]).abs().max()) for name in after)
-    assert moved > 1e-3, "there was something to simulate"
+    assert moved > 1e-3, "training changed the parameters"
 
 
 def test_simulation_leaves_batch_norm_unchanged() -> None:

@@ -505,7 +505,7 @@ def test_forbidden_queries_are_refused_before_training(
     Path(RESPONSES[0]).unlink()
     monkeypatch.setattr(
         "fedstill.node.node_service.Session.train_locally",
-        lambda *given: pytest.fail("it trained for nothing"),
+        lambda *given: pytest.fail("trained before the refusal"),
     )
     assert rule in refused(command("offline", "answer", "node-0", "queries.safetensors"))
     assert not Path(RESPONSES[0]).exists()

@@ -91,9 +91,9 @@ def test_finished_run_does_not_block_default_folder(
         assert f"The run's folder is {folder};" in capsys.readouterr().err
         folder.mkdir()
         (folder / "config.toml").touch()
-        assert out_folder(None, str(default)) == folder, "it is not done"
+        assert out_folder(None, str(default)) == folder, "an unfinished run keeps its folder"
         (folder / "result.json").touch()
-    assert out_folder(None, str(default), "comparison") == default, "which takes up what is done"
+    assert out_folder(None, str(default), "comparison") == default, "finished comparisons are resumed"
 
 
 def test_doctor_lists_missing_extras_with_their_use(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_json_has_the_content_of_the_text_output(
         assert " ".join(lines[0].split())[:30] in text
     for run in output.get("runs", ()):
         begun = datetime.fromisoformat(run["begun"])
-        assert begun.utcoffset() is not None, "a time without its zone is another elsewhere"
+        assert begun.utcoffset() is not None, "times need a time zone"
         assert f"{run['run']} {begun.astimezone():%Y-%m-%d %H:%M}" in text
         assert run["status"] in text
     if "epsilon" in output:

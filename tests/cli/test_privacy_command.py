@@ -280,7 +280,9 @@ def test_fediod_gradient_cost_matches_paper_and_grows_with_queries(
         for at, reached in ((alone + 0.001, True), (alone - 0.001, False)):
             lost = ndtr(mu / 2 - at / mu) - math.exp(at) * ndtr(-mu / 2 - at / mu)
             assert bool(lost <= 1e-5) is reached
-        assert max(node["epsilon"]["pld"] for node in plan["nodes"]) > 2 * alone, "all else is charged too"
+        assert max(node["epsilon"]["pld"] for node in plan["nodes"]) > 2 * alone, (
+            "other releases are charged too"
+        )
 
 
 def test_run_length_option_depends_on_method(tmp_path: Path) -> None:

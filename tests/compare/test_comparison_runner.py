@@ -413,7 +413,7 @@ def run_until_killed(folder: Path, words: list[str], awaited: Path) -> None:
     process = start(folder, words)
     deadline = time.monotonic() + PATIENCE
     while not awaited.exists():
-        assert process.runs, "it ended before the kill"
+        assert process.runs, "the process ended before it was killed"
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert process.kill() == -signal.SIGKILL

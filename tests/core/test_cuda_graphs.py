@@ -98,7 +98,7 @@ def test_recaptures_if_memory_moves_or_shapes_change(moved: str) -> None:
     if moved == "weights":
         training.net.weight.data = training.net.weight.data.clone()
     losses = training.run(WARMUP_CALLS, rows=5 if moved == "rows" else 4)
-    assert training.capture.captures == 1, "warmup comes first"
+    assert training.capture.captures == 1, "captures only after warmup"
     losses += training.run(1, rows=5 if moved == "rows" else 4)
     assert training.capture.captures == 2
     assert len(losses) == WARMUP_CALLS + 1
@@ -359,7 +359,7 @@ def test_captured_local_training_equals_eager_training(spec: str, optimizer: str
         torch.testing.assert_close(
             list(node.model.parameters()), list(other.model.parameters()), rtol=1e-3, atol=1e-4
         )
-        assert not node.captured_step, "training is over"
+        assert not node.captured_step, "graphs are released after training"
 
 
 @on_gpu

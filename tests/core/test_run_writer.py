@@ -129,7 +129,7 @@ def test_slow_saves_are_rare(tmp_path: Path, clock: Clock) -> None:
     clock.cost = 2 * SECONDS_BETWEEN
     records.save({})
     clock.now += 5 * SECONDS_BETWEEN
-    assert not records.is_save_due(), "saving would take more than a tenth of the time"
+    assert not records.is_save_due(), "saving would take more than 10 % of the time"
     clock.now += 100 * SECONDS_BETWEEN
     assert records.is_save_due()
     clock.cost = 0.0  # the disk is fast again

@@ -119,6 +119,6 @@ def test_shifts_cover_all_offsets_up_to_an_eighth(height: int, width: int, flip:
     out = random_shift(images, torch.Generator().manual_seed(0), flip=flip)
     assert out.shape == images.shape
     shifts = [allowed[tuple(moved.flatten().tolist())] for moved in out]
-    assert set(shifts) == set(allowed.values()), "every shift occurs"
+    assert set(shifts) == set(allowed.values()), "every shift is sampled"
     if flip:
         assert 150 < sum(mirrored for _, _, mirrored in shifts) < 250

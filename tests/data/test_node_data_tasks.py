@@ -194,7 +194,7 @@ def test_reads_volumes(tmp_path: Path) -> None:
 
 def test_memory_is_checked_before_images_are_resized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_if_resized(*_: object) -> None:
-        raise AssertionError("made larger before it was counted")
+        raise AssertionError("resized before the memory check")
 
     for module in ("images", "nifti"):
         monkeypatch.setattr(f"fedstill.data.{module}.resize_images", fail_if_resized)

@@ -54,7 +54,9 @@ def test_patient_of_two_sites_is_sampled_whole(seed: int, share: float) -> None:
     sampled = sample_units_per_site(
         np.zeros(30, dtype=np.int64), patient, site, share, np.random.default_rng(seed)
     )
-    assert len(set(patient[sampled])) == min(max(round(10 * share), 1), 9), "one draw serves all three"
+    assert len(set(patient[sampled])) == min(max(round(10 * share), 1), 9), (
+        "a patient is sampled once for all sites"
+    )
     assert not set(patient[sampled]) & set(patient[~sampled])
 
 

@@ -43,7 +43,7 @@ def three(tmp_path: Path) -> Iterator[Sites]:
 def stopped(three: Sites, *why: str) -> None:
     """Assert that the run has stopped, with the reason in one line."""
     text = three.end()
-    assert isinstance(text, str), "the run went on"
+    assert isinstance(text, str), "the run did not stop"
     assert "\n" not in text
     assert not (three.served / "result.json").exists()
     for part in why:

@@ -217,7 +217,7 @@ def test_query_of_some_nodes_trains_only_them(stacked: bool) -> None:
         few = call("predict_logits", nodes=["n0", "n2"], x=x)  # splits a stacked group
         per_node = len(before) // 3
         moved = [(p != q).any().item() for p, q in zip(before, one.critics(), strict=True)]
-        assert not any(moved[per_node : 2 * per_node]), "n1 was not asked"
+        assert not any(moved[per_node : 2 * per_node]), "n1 was not queried"
         assert any(moved[:per_node])
         assert any(moved[2 * per_node :])
         (grad,) = torch.autograd.grad(loss_of(few), x)

@@ -346,7 +346,7 @@ def test_second_job_of_run_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "one"
 
     def other(_: Path) -> None:
-        raise AssertionError("two jobs are at work on one run")
+        raise AssertionError("two jobs execute one run")
 
     def first(_: Path) -> None:
         (folder / "audit.sqlite").write_text("")

@@ -162,7 +162,7 @@ def test_masked_sum_equals_slow_reference(
             assert abs(Fraction(read[c].item()) - total[c] / divisor) <= (ring + rounding) / divisor
     for tensors in engine.received:
         masked = from_ring(next(iter(tensors.values())))
-        assert bool((masked.abs() > 1).any()), "no contribution arrives without a mask"
+        assert bool((masked.abs() > 1).any()), "all contributions are masked"
 
 
 def test_node_that_drops_out_without_recovery_loses_the_sum(party: Party) -> None:

@@ -249,7 +249,7 @@ def test_checks_remaining_limit_before_training(tmp_path: Path, monkeypatch: pyt
     query_count = len(CONFIG.planned_queries(PublicData("made", torch.zeros(23, *SHAPE)), 4))
     node = make_node(tmp_path / "clinic", f"max_queries = {query_count + 1}\n")
     offline_files.answer_queries(node, make_queries(tmp_path / "one.safetensors"), tmp_path / "one")
-    monkeypatch.setattr(Session, "train_locally", lambda *given: pytest.fail("it trained for nothing"))
+    monkeypatch.setattr(Session, "train_locally", lambda *given: pytest.fail("trained before the refusal"))
     with pytest.raises(QueryRefused, match=f"max_queries: 1, and the file asks {query_count}"):
         offline_files.answer_queries(node, make_queries(tmp_path / "two.safetensors"), tmp_path / "two")
 

@@ -195,7 +195,9 @@ def test_site_allows_two_classes_and_no_code(kits: Path) -> None:
         assert rights["project_admin"]["byoc"] == rights["project_admin"]["shell_commands"] == "none"
         assert not list((kit / "startup").glob("*.sh"))
     server = json.loads((kits / "server/local/resources.json").read_text())
-    assert not [part for part in server["components"] if "log_receiver" in part["path"]], "no logs of nodes"
+    assert not [part for part in server["components"] if "log_receiver" in part["path"]], (
+        "the server does not receive logs of nodes"
+    )
     node = json.loads((kits / "nodes/east/local/resources.json").read_text())
     assert node["allow_log_streaming"] is False
     rights = json.loads((kits / "nodes/east/local/authorization.json").read_text())["permissions"]
@@ -763,7 +765,7 @@ def test_run_begins_after_owner_approval(
     assert states.pop(described.sha256) == ("approved", server)
     ((other, state),) = states.items()
     assert state == ("waits", server)
-    assert other in capsys.readouterr().err.replace(" ", ""), "both sides read out the same"
+    assert other in capsys.readouterr().err.replace(" ", ""), "owner and server compare the same code"
     assert [path for owner in (north, east) for path in owner.glob("runs/*/*")] == []
     events = security_events(east)  # earlier events are from other tests
     assert [event["event"] for event in events[-2:]] == ["policy", "refused"]

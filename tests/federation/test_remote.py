@@ -508,7 +508,7 @@ def test_repeated_query_after_others_is_charged_again() -> None:
         nodes.query()
         assert total_charged(nodes.audit, "one") == ({"gaussian(2.0)": count}, 0)
     assert nodes.audit.spending("two", ALL_RUNS).total_queries == 1, (
-        "who says nothing of it is asked the same again"
+        "without a history hash, equal queries count once"
     )
     nodes.breaks("one", "answer_query", after(7))
     with pytest.raises(NodeFault, match=r"privacy\.history_hash is 7"):

@@ -64,7 +64,7 @@ def test_remote_run_equals_simulation(method: str, options: dict[str, Any], tmp_
     assert (result["bytes"], result["queries"]) == (metrics["bytes"], metrics["queries"])
     assert result["releases"] == metrics["releases"]
     assert ("perceptual loss is off" in str(metrics.get("notes"))) == (not options)
-    assert result.get("notes") == metrics.get("notes"), "nodes report it when they join"
+    assert result.get("notes") == metrics.get("notes"), "nodes report their notes when they join"
     assert ("label maps" in result["releases"]) == (not options)
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert result["dice"] == metrics["dice"]

@@ -206,7 +206,7 @@ def test_evaluated_model_learns(name: str, options: dict[str, Any]) -> None:
 
 
 class Moments:
-    """Records a run's answered queries and saved states, and stops it after a number of them."""
+    """Records the responses and checkpoints of a run, and stops it after a number of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []

@@ -68,7 +68,7 @@ def test_student_is_trained_after_generator() -> None:
         assert set(one.server.step()) == {"student"}
     assert not torch.equal(weights(one.server.student), student)
     assert torch.equal(weights(one.server.state.generator.G), made)
-    assert up(one) == bytes_up, "what the student learns on is made at the server"
+    assert up(one) == bytes_up, "the student uses images generated at the server"
     assert set(bytes_up) == {"label maps", "data sizes", "critic", "difference", "gradients"}
 
 
@@ -150,7 +150,7 @@ def test_returning_node_without_maps_is_not_queried_about_its_own() -> None:
         one.server.step()
     assert one.federation.present == ("n0", "n1", "n2")
     assert one.audit.traffic_totals()["queries_by_name"]["score_with_critic"] == 2 * 2, (
-        "of two nodes in two steps"
+        "two nodes in two steps"
     )
 
 

@@ -64,7 +64,7 @@ def test_batch_of_dreams_equals_plain_implementation() -> None:
         adam.step()
         with torch.no_grad():
             x.clamp_(-2, 2)  # (0 - 0.5) / 0.25 to (1 - 0.5) / 0.25
-    assert x.abs().max() == 2, "some would have left the range of pixels"
+    assert x.abs().max() == 2, "some values are clipped to the pixel range"
     means = (sum(terms) / 3).tolist()
     y = sum(f_k(x) for f_k in f) / 3
     L_S = F.kl_div(S(x.detach()).log_softmax(1), y.detach().softmax(1), reduction="batchmean")
@@ -85,4 +85,4 @@ def test_releases_are_responses_and_gradients(bn: float, more: set[str]) -> None
     up = [entry["up"] for entry in one.audit.entries()]
     assert {kind for each in up for kind in each} == {"logits", "gradients", *more}
     assert all(each.get("batch norm distance", 4) == 4 for each in up)
-    assert one.federation.number == 4, "three steps and the labels"
+    assert one.federation.number == 4, "three steps and the label query"

@@ -115,7 +115,7 @@ def test_scales_by_hand() -> None:
         pytest.approx((2.4, 5.6)),
         (),
     ]
-    assert schema_with_scales(SCHEMA, exact, 0.0, 20.0).columns[0].scale == (), "never beyond the range"
+    assert schema_with_scales(SCHEMA, exact, 0.0, 20.0).columns[0].scale == (), "scales stay within the range"
     # Noise of 2: means of 100 rows are off by 0.04, so 2 sqrt(0.01 + 0.04) + 0.04 on both sides.
     low, high = schema_with_scales(SCHEMA, exact, 2.0, 2.0).columns[0].scale
     reach = 2 * math.sqrt(0.05) + 0.04

@@ -364,4 +364,4 @@ def test_rejects_odds_with_eq2_critics() -> None:
 def test_rejects_generator_without_loss() -> None:
     with raises_invalid("method.mimic", 0.0, "above 0"):
         FedIOD(backpropagate=False, mimic=0.0)
-    assert FedIOD(mimic=0.0).backpropagate, "critics and nodes teach it"
+    assert FedIOD(mimic=0.0).backpropagate, "critics and gradients of nodes train the generator"

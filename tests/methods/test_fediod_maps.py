@@ -114,7 +114,7 @@ def test_released_bytes() -> None:
         "gradients": 2 * batch * pixels * 4,
     }
     kinds = one.audit.traffic_totals()["by_kind"]
-    assert kinds["label maps"]["down"] == 2 * batch * pixels, "the maps of one node reach the others"
+    assert kinds["label maps"]["down"] == 2 * batch * pixels, "maps of one node are sent to the others"
 
 
 def test_notes_that_perceptual_loss_is_off() -> None:
@@ -166,7 +166,7 @@ def test_pretraining_weights_critics_as_training_does() -> None:
         n = torch.tensor([len(node.data) for node in one.nodes]).float()
         pi = n / n.sum() if how == "size" else torch.full((3,), 1 / 3)
         assert losses[how] == pytest.approx(float(pi @ torch.stack(given).detach()), rel=1e-5)
-    assert abs(losses["size"] - losses["average"]) > 1e-4, "nodes are of unlike sizes"
+    assert abs(losses["size"] - losses["average"]) > 1e-4, "nodes have different sizes"
 
 
 def test_student_schedule_excludes_pretraining() -> None:
@@ -250,7 +250,7 @@ def test_label_shift_corrects_targets_to_class_shares_of_node() -> None:
     held = square / sum(len(node.data) for node in one.nodes)
     share = z.argmax(1).double().mean()
     moved = (held / (1 - held)).log() - (share / (1 - share)).log()  # log-odds of the second class
-    assert abs(moved) > 0.5, "else nothing is shown"
+    assert abs(moved) > 0.5, "the test needs a large shift"
     stored, target = student.replay.sample(FIOD.student.batch, 1, 0)[1], learned[1]
     difference = (target[:, 1] - target[:, 0]) - (stored[:, 1] - stored[:, 0])
     torch.testing.assert_close(difference, torch.full_like(difference, moved.item()), rtol=1e-3, atol=1e-3)
@@ -342,7 +342,7 @@ def test_models_get_measured_images() -> None:
     assert len(batches) >= 4
     inputs = one.server.state.student.replay.sample(100, 0)[0]  # memory of this single query
     measured = RECONSTRUCTION.observe(inputs)
-    assert (measured - inputs).abs().max() > 0.01, "which is less than the whole image"
+    assert (measured - inputs).abs().max() > 0.01, "the measurement differs from the image"
     for x in batches:
         torch.testing.assert_close(x, measured)
 

@@ -157,7 +157,7 @@ def test_quantizer_is_applied_after_noise_at_no_cost() -> None:
     wide = dequantize(short, 100, 30.0) - clamped(here)
     expected = (noisy.clamp(-30, 30) - clamped(here)).abs().mean().item()
     assert wide.abs().mean().item() == pytest.approx(expected, rel=0.2)
-    assert short.unique().numel() > 50, "noise is not quantized away"
+    assert short.unique().numel() > 50, "the noise is not removed by quantization"
     assert here.audit.traffic_totals()["by_kind"]["logits"]["up"] == 4 * N * CLASSES
 
 

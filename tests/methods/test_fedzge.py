@@ -77,7 +77,7 @@ def test_squared_error_of_estimate_is_d_minus_1_over_q(q: int) -> None:
     assert torch.allclose(u.norm(dim=2), torch.ones(q, inputs).double(), atol=1e-6)
     points = torch.cat([x.detach(), (x.detach() + 0.1 * u).flatten(0, 1)])
     z = linearize((points @ A.double()).unsqueeze(0), x, u, 0.1)
-    torch.testing.assert_close(z[0], x @ A.double(), msg="its value is the answer")
+    torch.testing.assert_close(z[0], x @ A.double(), msg="the value is that of the response")
     (estimate,) = torch.autograd.grad((g * z).sum(), x)
     true = g[0].double() @ A.T.double()
     error = (estimate - true).square().sum(1) / true.square().sum(1)
@@ -216,6 +216,8 @@ def test_nodes_without_gradients_give_equal_steps() -> None:
 def test_rejects_directions_with_gradients_and_small_memory() -> None:
     with raises_invalid("method.directions", 2, "0", "backpropagate"):
         FedIOD(directions=2)
-    assert FedIOD(backpropagate=False, mimic=0.0, directions=2).directions, "differences teach it"
+    assert FedIOD(backpropagate=False, mimic=0.0, directions=2).directions, (
+        "finite differences train the generator"
+    )
     with raises_invalid("method.student.memory", 3, "at least method.batch (4"):
         replace(SMALL, student=ReplayTraining(memory=3))

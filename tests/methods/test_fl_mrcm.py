@@ -197,7 +197,9 @@ def test_sources_train_without_failed_target(query: str, quorum: float) -> None:
     assert made.federation.present == ("n1", "n2")
     assert not torch.equal(to_vector(made.server.student), before)
     counts = made.audit.traffic_totals()["queries_by_name"]
-    assert counts.get("align", 0) == (2 if query == "train" else 0), "with its last features, if any"
+    assert counts.get("align", 0) == (2 if query == "train" else 0), (
+        "with the last features of the target, if any"
+    )
 
 
 def test_run_stops_without_any_response() -> None:

@@ -111,7 +111,7 @@ def test_difference_is_refused_by_default() -> None:
     query = world(generator={"pixel": 0.0, "perceptual": 0.0}).side.queries["predict_logits"]
     assert gate.refusal_reason(query) is None
     assert (predict_logits.depends_on_records, query.depends_on_records) == (("difference",), ()), (
-        "it comes of the records themselves"
+        "differences are computed from records"
     )
 
 

@@ -92,12 +92,12 @@ def test_cost_of_run_equals_declared_cost(
     audit = AuditLog(tmp_path / FILE, read_only=True)
     for index, node in enumerate(experiment.nodes):
         declared = schedule(experiment, index)
-        assert declared, "there is something to pay"
+        assert declared, "the run has a cost"
         record = metrics["privacy"]["nodes"][index]
         if method != "ensemble":  # not known beforehand to send queries
             assert total_charged(experiment.audit, node.name) == (cost_to_dict(declared), 0)
         spent = audit.spending(node.name, "run")
-        assert spent.run_events == total_charged(experiment.audit, node.name)[0], "also on disk"
+        assert spent.run_events == total_charged(experiment.audit, node.name)[0], "also in the audit log"
         assert spent.run_no_guarantee == 0
         cost = compute_epsilon(cost_from_dict(spent.run_events), 1e-5)
         assert record["epsilon"] == pytest.approx(cost)

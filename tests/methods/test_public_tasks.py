@@ -159,7 +159,7 @@ def test_node_without_a_label_has_no_weight_for_it() -> None:
     expected = torch.stack([z[0, :, 0], (n[:, 1, None] * z[:, :, 1]).sum(0) / n[:, 1].sum(), z[1, :, 2]], 1)
     state = experiment.server.state
     torch.testing.assert_close(state.z_hat[0], expected, rtol=1e-4, atol=1e-5)
-    assert state.histogram.sizes.tolist() == [12, 9], "not the sum of labels"
+    assert state.histogram.sizes.tolist() == [12, 9], "numbers of examples, not of labels"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_public_only_trains_without_queries() -> None:
     other = setting("multi-label", PublicOnly(), parts=[data_of("multi-label", 5, 50 + k) for k in range(2)])
     Simulation(other).run()
     for mine, theirs in zip(one.student.parameters(), other.student.parameters(), strict=True):
-        assert torch.equal(mine, theirs), "whatever the nodes hold"
+        assert torch.equal(mine, theirs), "independent of the data of nodes"
     fresh = model_of("multi-label", "student")
     assert not torch.equal(next(one.student.parameters()), next(fresh.parameters()))
 

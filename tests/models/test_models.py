@@ -96,7 +96,7 @@ def test_resnet8_block_adds_its_input() -> None:
 def test_networks_on_unit_norm_features_ignore_contrast(name: str) -> None:
     network = build(name, IMAGE, 3, 0)
     x = torch.randn(5, *IMAGE)
-    assert not network(x).any(), "first weights are 0"
+    assert not network(x).any(), "initial weights are 0"
     with torch.no_grad():
         list(network.parameters())[-1].normal_()
     features = nn.Sequential(*list(network.children())[:-1])(x)

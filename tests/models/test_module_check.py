@@ -266,7 +266,7 @@ def test_trial_finds_layer_that_stores_inputs() -> None:
     network = nn.Sequential(nn.Flatten(), RunningMean())
     with pytest.raises(DPIncompatibleError, match="1: 'seen'"):
         reject_dp_incompatible(network, "it", example_inputs(IMAGE))
-    assert network[1].seen.abs().max() == 0, "tried on a copy"
+    assert network[1].seen.abs().max() == 0, "the trial uses a copy"
 
 
 class Averaging(nn.Linear):

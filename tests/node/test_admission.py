@@ -144,7 +144,9 @@ def test_refusal_does_not_reveal_classes(tmp_path: Path) -> None:
         for each_clinic in clinics:
             each_clinic.plan = replace(PLAN, run=f"run-{each}", spec=replace(PLAN.spec, classes=classes))
         assert refused(named) == "classes: the run's classes differ from the owner's"
-        assert joined(unrestricted) is ("rare" in classes), "where the owner names none, it would be learned"
+        assert joined(unrestricted) is ("rare" in classes), (
+            "without declared classes, the refusal would reveal them"
+        )
     (named.folder / "data.npz").unlink()
     assert refused(named) == "classes: the run's classes differ from the owner's"
     assert not list((named.folder / "runs").glob("*"))
@@ -289,7 +291,7 @@ def test_refusal_does_not_reveal_column_ranges(tmp_path: Path) -> None:
             node.plan = replace(table_plan(schema), run=f"run-{each}")
         assert refused(clinic) == "schema: the run's schema differs from the owner's"
         assert joined(unrestricted) is (schema != OTHERS[0]), (
-            "where the owner names none, it would be learned"
+            "without a declared schema, the refusal would reveal the ranges"
         )
     (clinic.folder / "rows.csv").unlink()
     assert refused(clinic) == "schema: the run's schema differs from the owner's"

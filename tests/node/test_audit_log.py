@@ -451,7 +451,7 @@ def test_restored_copy_with_its_head_is_detected_by_open_process(path: Path) -> 
             with pytest.raises(AuditError, match="entry 4"):
                 audit.charge(entry(4))
         audit.accept("restored from the backup of Monday")
-        assert audit.charge(entry(4)) == 6, "the number that was used is not used again"
+        assert audit.charge(entry(4)) == 6, "used numbers are not reused"
         audit.verify()
 
 

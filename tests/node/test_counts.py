@@ -63,14 +63,14 @@ def test_count_sensitivity_matches_charge(name: str, seed: int, count: int, grou
     )
     before, after = released(task, data), released(task, data.subset(torch.arange(group, count)))
     reading = query.depends_on_records or ()
-    assert set(before) == set(reading), "all that is read is noised; the rest follows from it"
+    assert set(before) == set(reading), "all reads are noised"
     for each in reading:
         rule = made.rule(query, each)
         moved = (rule.bound(before[each]).double() - rule.bound(after[each]).double()).abs().sum().item()
         ((event, times),) = (rule.cost(tuple(before[each].shape)) or {}).items()
         assert (event.kind, times) == ("laplace", 1)
-        assert moved / SCALE <= 1 / event.noise, "epsilon of this tensor"
-        assert moved / SCALE >= 0.95 / event.noise, "and no more is paid than one record can move"
+        assert moved / SCALE <= 1 / event.noise, "bounded by the charged sensitivity"
+        assert moved / SCALE >= 0.95 / event.noise, "the charged sensitivity is nearly attained"
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -102,7 +102,7 @@ def test_noisy_size_is_at_least_one(name: str) -> None:
             least.append(released["sizes"].item())
             all_zero = all_zero or ("counts" in released and not released["counts"].any())
     assert min(least) == 1
-    assert all_zero or name == "reconstruction", "counts may all be 0, and sizes are not"
+    assert all_zero or name == "reconstruction", "counts may all be 0, sizes may not"
 
 
 def test_class_share_sensitivity_matches_charge() -> None:

@@ -148,7 +148,7 @@ def test_concurrent_processes_share_one_salt(tmp_path: Path, monkeypatch: pytest
     one[0].again()
     one[0].ready()
     one[0].say("load_checkpoint", checkpoint=0)
-    assert (labels_of(one[0]) == before).all(), "its noise is named by what is on the disk"
+    assert (labels_of(one[0]) == before).all(), "the noise depends on the stored salt"
 
 
 @pytest.mark.parametrize("reason", ["at work", "own trouble"])

@@ -148,7 +148,7 @@ def test_step_sensitivity_is_at_most_the_clip(
     full = stepped(range(n))
     by = [(full - stepped([r for r in range(n) if r != row])).norm().item() for row in range(n)]
     assert max(by) <= clip * (1 + 1e-3)  # parameters are float32, so a step rounds them
-    assert max(by) > 0.9 * clip, "what is charged is what one record can do"
+    assert max(by) > 0.9 * clip, "the clip is nearly attained"
 
 
 def model_output(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -250,7 +250,9 @@ def test_fixed_layers_features_are_computed_once_per_example(
     monkeypatch.setattr(dp_training, "FEATURE_BATCH", 24)
     at_once, calls_cached = learned(nn.Sequential)
     torch.testing.assert_close(at_once, step_by_step, rtol=1e-3, atol=1e-5)
-    assert (calls_plain, calls_cached) == (5, 2), "one example to know the size, and all"
+    assert (calls_plain, calls_cached) == (5, 2), (
+        "one forward pass for the feature size, and one for all examples"
+    )
     monkeypatch.setattr(dp_training, "MAX_CACHED_NUMBERS", 24 * 9)
     assert learned(nn.Sequential)[1] == 2
     monkeypatch.setattr(dp_training, "MAX_CACHED_NUMBERS", 24 * 9 - 1)
@@ -331,18 +333,20 @@ def test_samples_are_poisson() -> None:
     selected = torch.zeros(times, n)
     for index in range(times):
         selected[index, dp_training.poisson_sample(data, q, seeded_sampler(0, index)).targets] += 1
-    assert selected.max() == 1, "no record twice"
+    assert selected.max() == 1, "no record is sampled twice"
     sizes = selected.sum(1).long()
     counts = torch.bincount(sizes, minlength=n + 1).double().numpy()
     expected = times * stats.binom(n, q).pmf(range(n + 1))
     few = expected < 5
     counts = [*counts[~few], counts[few].sum()]
     expected = [*expected[~few], expected[few].sum()]
-    assert stats.chisquare(counts, expected).pvalue > 0.01, "sizes are binomial, not one size"
+    assert stats.chisquare(counts, expected).pvalue > 0.01, "sample sizes are binomial"
     spread = math.sqrt(q * (1 - q) / times)
-    assert (selected.mean(0) - q).abs().max() < 4 * spread, "each record as often as the others"
+    assert (selected.mean(0) - q).abs().max() < 4 * spread, "records have equal sampling rates"
     covariance = selected.T.cov() - q * (1 - q) * torch.eye(n)
-    assert covariance.abs().max() < 5 * q * (1 - q) / math.sqrt(times) + 0.01, "each by itself"
+    assert covariance.abs().max() < 5 * q * (1 - q) / math.sqrt(times) + 0.01, (
+        "records are sampled independently"
+    )
 
 
 def test_step_divides_sample_sum_by_expected_size() -> None:
@@ -380,7 +384,7 @@ def test_noise_and_samples_depend_on_names_and_secret() -> None:
     one = moved(made(), private(1.0), 0.5, 1)
     torch.testing.assert_close(moved(made(), private(1.0), 0.5, 1), one, rtol=0, atol=0)
     for other in (moved(made(), private(1.0), 0.5, 2), moved(made(), private(1.0, secret=1), 0.5, 1)):
-        assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1]) < 0.2, "other names, other noise"
+        assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1]) < 0.2, "other names give other noise"
     node = made()
     node.query_context_hash = "another query"
     assert abs(torch.corrcoef(torch.stack([one, moved(node, private(1.0), 0.5, 1)]))[0, 1]) < 0.2
@@ -405,7 +409,7 @@ def test_different_sums_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> No
         return total, loss
 
     monkeypatch.setattr(dp_training, "clipped_sum_and_loss", rounded)
-    assert alike(noise(), one) < 0.1, "the same records, another machine's last digit"
+    assert alike(noise(), one) < 0.1, "the same records with another last digit"
 
 
 # --- against Opacus -------------------------------------------------------------------------------
@@ -543,7 +547,7 @@ def test_full_batch_without_clipping_matches_plain_training(optimizer: Any, mode
     assert local_training.train([theirs], TASK, config, COMPUTE) == 6
     torch.testing.assert_close(vector(ours.model), vector(theirs.model), rtol=1e-3, atol=1e-4)
     (group,) = ours.optimizers["model"].param_groups
-    assert group["lr"] == pytest.approx(0.001), "the last step is at the end of the cosine"
+    assert group["lr"] == pytest.approx(0.001), "the schedule ends at its final value"
 
 
 @pytest.mark.parametrize("augment", ["none", "shift-flip"])

@@ -66,10 +66,12 @@ def test_query_with_another_number_changes_history(tmp_path: Path, query: str) -
         clinic.query(number, image(0), query=query)
         for more in range(3):
             releases.add(clinic.query(1001 + more, image(more), query=query)[1]["critic"].numpy().tobytes())
-    assert len(releases) == 12, "each had a critic of its own"
+    assert len(releases) == 12, "each query has its own critic"
     assert learned(clinic) == 4 + 12
     assert released(clinic) == 4 + 12
-    assert sum(line["training_cost"].get(str(STEP), 0) for line in clinic.lines()) == 16, "and says so"
+    assert sum(line["training_cost"].get(str(STEP), 0) for line in clinic.lines()) == 16, (
+        "the audit log has the training costs"
+    )
 
 
 def test_limits_count_queries_after_another_history(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_second_gradient_counts_as_query(tmp_path: Path, private: str) -> None:
         replies.append(clinic.pull(0, value))
     same(replies[0][1], first)
     same(replies[2][1], first)
-    assert replies[1][1], "the second query"
+    assert replies[1][1], "of the second query"
     assert "max_queries: 2" in replies[3]["text"]
     assert clinic.charged_releases() == [(0, "response"), (0, "gradient"), (0, "gradient")]
 
@@ -143,7 +145,7 @@ def test_differing_training_result_is_charged_again(tmp_path: Path, monkeypatch:
     first = clinic.query(0)[1]
     clinic.say("load_checkpoint", checkpoint=0)
     same(clinic.query(0)[1], first)
-    assert learned(clinic) == 1, "the same to the last bit is the same"
+    assert learned(clinic) == 1, "equal training is not charged again"
 
     samples: list[tuple[Any, ...]] = []
     sample = dp_training.poisson_sample
@@ -160,8 +162,8 @@ def test_differing_training_result_is_charged_again(tmp_path: Path, monkeypatch:
     reply, second = clinic.query(0)
     assert not torch.equal(second["critic"], first["critic"])
     assert learned(clinic) == 2
-    assert reply["privacy"]["cost"] == {str(STEP): 1}, "the server learns both costs"
-    assert samples[0] != samples[1], "no draw of records serves two sums"
+    assert reply["privacy"]["cost"] == {str(STEP): 1}, "the server receives both costs"
+    assert samples[0] != samples[1], "different sums use different samples"
     clinic.say("load_checkpoint", checkpoint=0)
     same(clinic.query(0)[1], second)
     assert learned(clinic) == 2
@@ -218,7 +220,7 @@ def test_differing_response_counts_for_approval(tmp_path: Path, monkeypatch: pyt
         assert isinstance(clinic.query(number), tuple)
     rows = released(clinic)
     clinic.say("load_checkpoint", checkpoint=0)
-    assert isinstance(clinic.query(0), tuple), "the same again"
+    assert isinstance(clinic.query(0), tuple), "the stored response"
     assert released(clinic) == rows
     monkeypatch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
@@ -245,7 +247,7 @@ def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     call = {"query": "digest_and_communicate", "number": 0, "differentiable": False}
     before = to_vector(clinic.session.node.model).clone()
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
-    assert not torch.equal(to_vector(clinic.session.node.model), before), "it had learned"
+    assert not torch.equal(to_vector(clinic.session.node.model), before), "training changed the model"
     for checkpoint in (0, 1):
         assert "failed at query 0" in clinic.say("save_checkpoint", checkpoint=checkpoint)["text"]
     assert clinic.say("load_checkpoint", checkpoint=0) == ({}, {})
@@ -253,12 +255,14 @@ def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     assert clinic.say("save_checkpoint", checkpoint=0) == ({}, {})
     charged = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
-    assert clinic.session.audit.spending(NODE_DATA, "one").run_events == charged, "the same is the same"
+    assert clinic.session.audit.spending(NODE_DATA, "one").run_events == charged, (
+        "the same training is not charged again"
+    )
     monkeypatch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
     twice = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
-    assert sum((twice - charged).values()) == 1, "that it fails may follow from what was learned"
+    assert sum((twice - charged).values()) == 1, "a failure may depend on training"
 
 
 @pytest.mark.parametrize(

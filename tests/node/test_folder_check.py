@@ -43,9 +43,9 @@ model = "mlp:8"
 
 
 def run_node(home: Path, umask: int) -> None:
-    """Answer a file of queries and take part in a live run, in a process whose umask restricts nothing.
+    """Respond to a file of queries and take part in a live run, in a process with the given umask.
 
-    Permissions cannot be changed afterwards: files that are created with wrong ones keep them.
+    Functions that change permissions are removed, so files must be created with the right ones.
     """
     folder, permissions = home / "clinic", {}
     os.umask(umask)

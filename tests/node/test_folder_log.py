@@ -185,7 +185,7 @@ def test_further_refusals_are_counted_by_rule(folder: Path, monkeypatch: pytest.
         ("hours: 2 more refusals", "2"),
         ("other rules: 4 more refusals", "4"),
     ]
-    assert sum(int(count) if count else 1 for _, count in logged) == 129 + 9, "none is lost"
+    assert sum(int(count) if count else 1 for _, count in logged) == 129 + 9, "all refusals are counted"
 
 
 def test_long_attack_adds_few_entries(folder: Path) -> None:

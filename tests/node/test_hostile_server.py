@@ -105,7 +105,7 @@ def test_run_keeps_its_method_and_data(tmp_path: Path) -> None:
     data = node_data.load_node_data(clinic.host.file.data, clinic.folder, PLAN.spec)[0]
     plain = digest("data", {"inputs": data.inputs, "targets": data.targets})
     assert saved["data"] == keyed_digest(owner_folder.read_secret(clinic.folder), plain), (
-        "nobody else can try records out"
+        "the digest is keyed with the secret of the node"
     )
 
 
@@ -391,7 +391,7 @@ def test_too_large_message_is_logged_as_message(tmp_path: Path, caplog: pytest.L
     assert reply["query"] == "message"
     (line,) = caplog.messages
     assert line.startswith("refused message: ")
-    assert clinic.lines() == before, "nobody knows which query it was"
+    assert clinic.lines() == before, "the query of the message is unknown"
 
 
 def test_too_large_message_is_refused_before_lock(tmp_path: Path) -> None:
@@ -415,12 +415,12 @@ def test_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.Mon
     for _ in range(3):
         assert "kind" in clinic.query(7, wrong)
     refused = [line for line in clinic.lines() if line["part"] == "refused"]
-    assert [line["number"] for line in refused] == [7], "the same is one line"
+    assert [line["number"] for line in refused] == [7], "equal refusals have one line"
     monkeypatch.setattr("fedstill.node.folder_log.MAX_REFUSALS", 3)
     for number in range(20):
         assert "kind" in clinic.query(number, wrong)
     numbers = [line["number"] for line in clinic.lines() if line["part"] == "refused"]
-    assert numbers == [7, 0, 1, -1], "the last one is a count of ten"
+    assert numbers == [7, 0, 1, -1], "the last line counts ten refusals"
     monkeypatch.setattr(node_service, "MAX_JOINS", 4)
     plans = [dataclasses.replace(PLAN, run=run) for run in ("two", "one", "two", "three", "four")]
     replies = [
@@ -522,7 +522,7 @@ def test_nan_response_is_counted(tmp_path: Path) -> None:
     assert (released["logits"] == -128).all()
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_bytes == released["logits"].numel()
     assert clinic.say("answer_query", more, number=1, **call)["rule"] == f"max_bytes: {most} bytes", (
-        "as of numbers"
+        "NaN responses count as bytes"
     )
 
 

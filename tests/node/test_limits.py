@@ -499,7 +499,7 @@ def test_out_of_memory_response_can_be_repeated(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr("fedstill.node.node_service.pack", full)
         assert clinic.query(0)["rule"] == "max_memory: it would take more than the node's owner allows"
-    assert clinic.charged_releases() == [(0, "response")], "it is charged"
+    assert clinic.charged_releases() == [(0, "response")], "the response is charged"
     _, released = clinic.query(0)
     assert set(released) == {"logits", "critic"}
-    assert clinic.charged_releases() == [(0, "response")], "and once"
+    assert clinic.charged_releases() == [(0, "response")], "the response is charged once"

@@ -89,7 +89,7 @@ def test_each_node_has_own_steps_and_schedule() -> None:
     nodes = trained(built("mlp:8"), config, stacked=True)
     for node, steps in zip(nodes, (3, 7, 5), strict=True):
         (group,) = node.optimizers["model"].param_groups
-        assert group["lr"] == pytest.approx(0.001), "its last step is the cosine's end"
+        assert group["lr"] == pytest.approx(0.001), "the schedule of each node ends at its final value"
         assert all(entry["step"] == steps for entry in node.optimizers["model"].state.values())
 
 
@@ -159,7 +159,7 @@ def test_each_example_is_used_once_per_epoch(size: int, batch: int) -> None:
     passes = [met[start : start + size] for start in range(0, 6 * size, size)]
     assert len(met) >= 6 * size
     assert all(sorted(each) == list(range(size)) for each in passes)
-    assert len({tuple(each) for each in passes}) > 1, "each epoch is shuffled again"
+    assert len({tuple(each) for each in passes}) > 1, "each epoch is shuffled differently"
     assert {len(inputs) for inputs in nodes[0].model.inputs} == {batch}
 
 
@@ -224,7 +224,7 @@ def test_frozen_parameters_do_not_change(optimizer: str, stacked: bool) -> None:
     trained(nodes, config, stacked, steps=2)
     for node, old in zip(nodes, before, strict=True):
         now = node.model.state_dict()
-        assert torch.equal(now["0.weight"], old["0.weight"]), "not even its decay"
+        assert torch.equal(now["0.weight"], old["0.weight"]), "no weight decay either"
         assert not torch.equal(now["4.weight"], old["4.weight"])
 
 

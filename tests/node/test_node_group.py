@@ -161,7 +161,9 @@ def test_copy_is_independent_of_training() -> None:
         for name, value in old["modules"]["model"].items():
             assert torch.equal(one.model.state_dict()[name], value)
         assert not one.optimizers["model"].state
-        assert twin.optimizers["model"].state, "the copy's optimizer must hold the copy's parameters"
+        assert twin.optimizers["model"].state, (
+            "the optimizer of the copy must contain the parameters of the copy"
+        )
         changed = [
             p for p, q in zip(one.model.parameters(), twin.model.parameters(), strict=True) if (p != q).any()
         ]

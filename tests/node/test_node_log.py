@@ -81,13 +81,13 @@ def test_log_with_lost_entries_refuses_joins_until_accepted(
     assert str(log) in caplog.text
     assert "fedstill audit accept" in caplog.text
     assert clinic.host.session is None
-    assert log.exists() == (change == "an older copy"), "none is begun"
+    assert log.exists() == (change == "an older copy"), "no new log is created"
     assert "run" in call(clinic, 3)["text"]  # no run is joined
     with pytest.raises(AuditError, match="audit accept"):  # a new process does not start either
         private(clinic.folder, run="two")
     begun = (clinic.folder / "runs/one" / PLAN_FILE).read_bytes()
     clinic.say("join", plan={**clinic.plan.to_dict(), "method": {**clinic.plan.method, "batch": 5}})
-    assert (clinic.folder / "runs/one" / PLAN_FILE).read_bytes() == begun, "nor is a run bound again"
+    assert (clinic.folder / "runs/one" / PLAN_FILE).read_bytes() == begun, "the stored plan is not changed"
 
     with closing(AuditLog(log)) as audit:
         audit.accept("the disk was replaced", is_lost=change == "gone with its head")
@@ -204,8 +204,8 @@ def test_locked_or_full_log_refuses_before_release(tmp_path: Path, monkeypatch: 
         if isinstance(reply, dict):
             break
     assert reply["text"] == "its data or model failed: see its log"
-    assert len(clinic.charged_releases()) == number, "all that left, and nothing else"
-    assert call(clinic, number)["text"] == reply["text"], "nor when it is asked again"
+    assert len(clinic.charged_releases()) == number, "only actual releases are charged"
+    assert call(clinic, number)["text"] == reply["text"], "the repeated query is refused too"
 
 
 @pytest.mark.parametrize("crash", ["before the entry", "after the entry"])
@@ -232,7 +232,7 @@ def test_crash_at_release_never_reports_less_than_left(
     clinic.again()
     clinic.ready()
     _, first = call(clinic, 0)
-    assert len(clinic.charged_releases()) == 1, "the same bytes are one charge"
+    assert len(clinic.charged_releases()) == 1, "equal bytes are charged once"
     clinic.again()
     clinic.ready()
     same(call(clinic, 0)[1], first)

@@ -215,9 +215,9 @@ def test_resumed_private_run_is_charged_once(tmp_path: Path, mechanism: str) -> 
     spendings = [clinic.session.audit.spending(NODE_DATA, "one") for clinic in (whole, broken)]
     for clinic, spent in zip((whole, broken), spendings, strict=True):
         costs = [Counter(line["cost"]) + Counter(line["training_cost"]) for line in releases(clinic.folder)]
-        assert sum(costs, Counter()) == spent.run_events, "the server learns all charges"
+        assert sum(costs, Counter()) == spent.run_events, "the server receives all charges"
         assert spent.run_no_guarantee == 0
-    assert spendings[0] == spendings[1], "the training once, and each answer"
+    assert spendings[0] == spendings[1], "training is charged once, and each response"
 
 
 def test_each_run_has_own_noise_kept_on_resume(tmp_path: Path) -> None:
@@ -230,10 +230,12 @@ def test_each_run_has_own_noise_kept_on_resume(tmp_path: Path) -> None:
     clinic.say("leave")
     other = Clinic(clinic.folder, WIDE, replace(PLAN, run="two")).ready()
     second = labels_of(other)
-    assert ((second - first).abs() > 1).any(), "the same plan under another name"
+    assert ((second - first).abs() > 1).any(), "the same plan with another run name"
     other.say("leave")
     shutil.rmtree(clinic.folder / "runs/one")
-    assert ((labels_of(Clinic(clinic.folder, WIDE).ready()) - first).abs() > 1).any(), "or begun again"
+    assert ((labels_of(Clinic(clinic.folder, WIDE).ready()) - first).abs() > 1).any(), (
+        "or another folder of the run"
+    )
     salts = {path.read_text() for path in clinic.folder.glob("runs/*/salt")}
     assert len(salts) == 2
     assert all(len(salt) >= 32 for salt in salts)
@@ -365,7 +367,7 @@ def test_training_is_charged_if_response_is_too_large(
     for number in range(1, 31):
         refused = a_round(clinic, scores, torch.arange(400).int(), number, (number - 1) % 2)
         assert refused["kind"] == REFUSED
-    assert "privacy budget" in refused["rule"], "in the end it learns no more"
+    assert "privacy budget" in refused["rule"], "the budget ends the training"
     assert len(taken) > 7
     assert charges_by_part(clinic) == {"training": before + len(taken), "training result": 0, "response": 0}
     events = cost_from_dict(clinic.session.audit.spending(NODE_DATA, "one").run_events)
@@ -399,7 +401,7 @@ def test_failed_round_is_charged_and_needs_checkpoint(
         assert a_round(clinic, scores, ROWS, 1)["rule"].startswith("max_memory")
     after = charges_by_part(clinic)["training"]
     assert after - before >= len(taken) == 3
-    assert not torch.equal(to_vector(clinic.session.node.model), weights), "some of it was learned"
+    assert not torch.equal(to_vector(clinic.session.node.model), weights), "training changed the model"
     failed = "it failed at query 1 (digest_and_communicate): resume the run from an earlier checkpoint"
     taken = steps(monkeypatch)
     for number in (1, 2):
@@ -408,16 +410,16 @@ def test_failed_round_is_charged_and_needs_checkpoint(
         assert failed in refused["text"]
     communicate = {"query": "communicate", "number": 3, "differentiable": False}
     assert failed in clinic.say("answer_query", {"rows": ROWS}, **communicate)["text"], (
-        "nor does it tell of it"
+        "other queries get the same error"
     )
     assert taken == []
     assert charges_by_part(clinic)["training"] == after
     clinic.say("load_checkpoint", checkpoint=1)
     assert torch.equal(to_vector(clinic.session.node.model), weights)
     reply, _ = a_round(clinic, scores, ROWS, 1)
-    assert len(taken) == after - before, "all that was paid for, and paid for once"
+    assert len(taken) == after - before, "all training is charged exactly once"
     assert charges_by_part(clinic)["training"] == after
-    assert sum(reply["privacy"]["cost"].values()) == after - before, "its line carries what was learned"
+    assert sum(reply["privacy"]["cost"].values()) == after - before, "the reply reports the training cost"
 
 
 def test_run_over_budget_is_refused_at_join(tmp_path: Path) -> None:

@@ -74,15 +74,15 @@ def check(
     tolerance: float = 0.0,
     **tensors: torch.Tensor,
 ) -> list[Outputs]:
-    """Check that a stacked call of a function equals calls node by node, and return the outputs of these.
+    """Check that a stacked call of a function equals calls for single nodes, and return the outputs of these.
 
     Args:
-        function: function of a node view and of that node's tensors.
-        spec: the nodes' architecture.
+        function: function of a node view and of tensors of that node.
+        spec: architecture of the nodes.
         local: options of local training.
         parted: models consist of extractor and head.
-        changes: networks change, each to weights of its own.
-        tolerance: largest difference of numbers, as stacked kernels add in another order.
+        changes: networks change, each to other weights.
+        tolerance: tolerated difference, as stacked kernels sum in another order.
         tensors: tensors ``(3, ...)``.
     """
     stacked, alone, before = (nodes_of(spec, parted=parted) for _ in range(3))
@@ -130,7 +130,7 @@ def test_samples_of_a_stacked_call_equal_those_of_each_node() -> None:
         assert torch.equal(each["y"], batch.targets)
         assert torch.equal(each["other"], node.sample_batch(5, "critic").inputs)
         assert torch.equal(each["flipped"], batch.inputs.flip(-1))
-    assert not torch.equal(outputs[0]["x"], outputs[1]["x"]), "each from its own data"
+    assert not torch.equal(outputs[0]["x"], outputs[1]["x"]), "each node uses its own data"
 
 
 def test_random_numbers_of_a_stacked_call_equal_those_of_each_node() -> None:
@@ -242,7 +242,7 @@ def test_networks_of_a_group_follow_switches_by_others() -> None:
         wanted = [parameter.requires_grad for parameter in node.model.parameters()]
         assert wanted == [mode] * len(wanted)
     NodeView(group, setting_of()).model(torch.randn(4, *SHAPE))
-    assert torch.equal(to_vector(node.model), before), "evaluation changes no statistics"
+    assert torch.equal(to_vector(node.model), before), "evaluation does not change statistics"
 
 
 # --- local training ------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_stacked_training_of_other_networks_equals_training_of_each_node() -> No
 
     outputs = check(train, changes=True, tolerance=1e-4)
     for node, each in zip(nodes_of(), outputs, strict=True):
-        assert torch.equal(each["model"], to_vector(node.model)), "it does not train"
+        assert torch.equal(each["model"], to_vector(node.model)), "the model is not trained"
 
 
 @pytest.mark.parametrize("loss", ["task", "own"])
@@ -410,7 +410,7 @@ def test_cached_tensors_are_computed_once_for_a_key(stacked: bool) -> None:
         assert torch.equal(call(key), key * first)
         assert calls == expected * per_key
     one = NodeView(NodeGroup(nodes[1:2]), setting).cached("predictions", 1, lambda: first[0])
-    assert torch.equal(one, first[0 if stacked else 1]), "a part of a group has its own tensors"
+    assert torch.equal(one, first[0 if stacked else 1]), "subgroups use the tensors of their nodes"
 
 
 @pytest.mark.parametrize("holds", ["closure", "partial"])
@@ -589,12 +589,12 @@ def test_samples_taken_before_a_call_are_returned_in_it() -> None:
     ), strict=True))  # fmt: skip
     tensors["x"] = torch.ones(3)
     samples.put(tensors)
-    assert list(tensors) == ["x"], "what is left is the function's"
+    assert list(tensors) == ["x"], "remaining arguments are those of the function"
     x, y = samples.get(nodes, 0, request)
     assert torch.equal(x, inputs)
     assert torch.equal(y, targets)
     assert not torch.equal(x, first[0])
-    assert samples.requests == [request], "known"
+    assert samples.requests == [request], "registered once"
 
 
 @pytest.mark.parametrize(
@@ -654,7 +654,9 @@ def test_stackable_functions_cannot_use_properties_of_one_node(use: str) -> None
     alone = [compute(NodeView(NodeGroup([node]), setting_of()))["z"] for node in nodes]
     together = map_group(separate, NodeGroup(nodes), setting_of(), 0, {})["z"]
     torch.testing.assert_close(together, torch.stack(alone))
-    assert map_group(compute, NodeGroup(nodes[:1]), setting_of(), 0, {})["z"] == alone[0], "a group of one"
+    assert map_group(compute, NodeGroup(nodes[:1]), setting_of(), 0, {})["z"] == alone[0], (
+        "a group of one node"
+    )
 
 
 def test_unknown_roles_and_models_without_optimizers_are_refused() -> None:
@@ -758,11 +760,11 @@ numbers: list[int] = []
 @pytest.mark.parametrize("kind", [Overriding, OverridingFurther, Adding, Mixed])
 def test_overridden_functions_lose_their_declaration(kind: type[Predicting]) -> None:
     queries = kind().node_side(setting_of()).queries
-    assert queries["predict"].depends_on_records is None, "no mechanism can protect it"
+    assert queries["predict"].depends_on_records is None, "the dependence is unknown"
     assert not queries["predict"].stackable
     assert not queries["predict"].is_capturable
     assert queries["predict"].releases == {"logits": "logits"}
-    assert queries["rate"].depends_on_records == (), "this one is the declared one"
+    assert queries["rate"].depends_on_records == (), "the declared function"
     if kind is Adding:
         assert queries["look"].depends_on_records == ()
 

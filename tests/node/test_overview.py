@@ -92,7 +92,7 @@ def test_remaining_budget_matches_hand_computation(tmp_path: Path) -> None:
     assert spent_budget("bare") == SpentBudget(1, {}, None, 0.0)
     assert spent_budget(ALL_RUNS) == SpentBudget(1, PRICE, None, 0.0)
     charged(log, "patients", unit="4 records of one patient")
-    assert spent_budget(ALL_RUNS) == SpentBudget(1), "of two units, which add up to nothing"
+    assert spent_budget(ALL_RUNS) == SpentBudget(1), "charges in two units cannot be summed"
     assert compute_spent_budget(log, NODE_DATA, "records", OWNER.delta, OWNER.accountant) == SpentBudget(
         0, PRICE, one.epsilon, None
     )

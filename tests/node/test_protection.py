@@ -215,7 +215,7 @@ def test_noisy_outputs_adds_noise_to_bounded_outputs() -> None:
     noise = torch.cat([one.query()["logits"] - one.clean() for _ in range(40)])
     assert noise.abs().mean().item() == pytest.approx(10.0, rel=0.15)  # Laplace
     assert one.clean().abs().max() <= 3
-    assert one.node.model(20 * X).abs().max() > 3, "the bound binds"
+    assert one.node.model(20 * X).abs().max() > 3, "outputs exceed the bound"
 
 
 def test_input_gradients_are_noised_and_charged() -> None:
@@ -231,7 +231,7 @@ def test_input_gradients_are_noised_and_charged() -> None:
     x = X.clone().requires_grad_()
     one.federation.query("predict_logits", x=x)["logits"].sum().backward()
     assert not before
-    assert len(one.spent()) == 2, "training and the critic's step"
+    assert len(one.spent()) == 2, "training and one critic step"
 
 
 # --- noise --------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_noise_is_equal_only_for_equal_releases(mechanism: Any, randomness: Any)
     config = under(mechanism, randomness=randomness)
     one = made(config)
     first = noise_of(one, 0)
-    assert torch.equal(noise_of(one, 0), first), "asked again"
+    assert torch.equal(noise_of(one, 0), first), "equal for a repeated query"
     torch.testing.assert_close(noise_of(made(config), 0), first)  # also after a restart
     others = {
         "another number": noise_of(made(config), 1),
@@ -302,7 +302,7 @@ def test_setup_hash_covers_everything_and_is_keyed() -> None:
         "by which features": bound(features=nn.Linear(2, 1).requires_grad_(False)),
     }
     assert bound() == bound(epsilon=1e6, total_epsilon=1e6, delta=1e-6, total_delta=1e-6)
-    assert bound() == bound(salt="x"), "it is known before any run"
+    assert bound() == bound(salt="x"), "the hash is known before any run"
     assert bound() not in others.values()
     assert len(set(others.values())) == len(others)
 
@@ -349,14 +349,14 @@ def test_vote_sensitivity_matches_charge() -> None:
     for record in range(16):
         other = made(under("pate"), without(hard, record))
         votes = (base.clean(many) - other.clean(many)) * M / sharp
-        assert votes.abs().max() <= 1, "one vote from one class to another"
+        assert votes.abs().max() <= 1, "a vote changes by at most 1"
         assert (votes.abs().sum(1) <= 2).all()
         moved.append(votes.norm().item())
         gradients = (base.pulled() - other.pulled()).flatten(1).norm(dim=1)
         assert (gradients <= 2 * 1.0 / M).all()
-    assert max(moved) > 0, "and it does move some"
+    assert max(moved) > 0, "some votes changed"
     (event,) = released(base, len(many))
-    assert max(moved) <= 5.0 / event.noise + 1e-6, "noise over how far it is charged to move"
+    assert max(moved) <= 5.0 / event.noise + 1e-6, "within the charged sensitivity"
 
 
 def released(one: World, rows: int = ROWS) -> PrivacyCost:

@@ -112,7 +112,7 @@ class Charging(RuleBasedStateMachine):
         self.last = -1
         self.checkpoints: list[tuple[int, tuple[Any, ...]]] = [(0, ())]
         self.blocked = False  # after training that may be incomplete
-        # The last query of this process; its repetition is answered from memory.
+        # The last query of this process; its repetition is served from memory.
         self.kept: tuple[int, int] | None = None
         self.pulled: float | None = None
 
@@ -179,7 +179,7 @@ class Charging(RuleBasedStateMachine):
             self._restart()
             return
         if steps in ("failed", "blocked"):
-            assert isinstance(reply, dict), "an error, and no tensors"
+            assert isinstance(reply, dict), "a refusal contains no tensors"
             self.blocked = steps == "blocked"
             return
         release = (key, self.model.attempts[key].charged, "response", 0.0)
@@ -189,7 +189,7 @@ class Charging(RuleBasedStateMachine):
                 self._restart()
                 return
             assert isinstance(reply, dict)
-            assert release not in self.model.releases or reply["kind"], "no release without its charge"
+            assert release not in self.model.releases or reply["kind"], "releases are charged"
             reply = self._send(NO_TROUBLE, lambda: self.clinic.query(number, image(seed)))
         if trouble == ("kill after", "response"):
             self.model.releases.setdefault(release, None)
@@ -280,7 +280,7 @@ class Charging(RuleBasedStateMachine):
         if what == "full disk":
             assert isinstance(reply, dict)
             other = self.clinic.pull(number, 3.0)
-            assert other["kind"] == "QueryMismatch", "other gradients of a response whose charge failed"
+            assert other["kind"] == "QueryMismatch", "the charge for other gradients failed"
             reply = self.clinic.pull(number, value)
         self.pulled = value
         self._see(release, reply)
@@ -331,7 +331,7 @@ class Charging(RuleBasedStateMachine):
         """Record released tensors, whose charge is on disk by now."""
         assert isinstance(reply, tuple), reply
         bytes_ = content(reply[1])
-        assert self.model.releases.get(release) in (None, bytes_), "the same release is the same bytes"
+        assert self.model.releases.get(release) in (None, bytes_), "equal releases have equal bytes"
         self.model.releases[release] = bytes_
 
     def _restart(self) -> None:
@@ -352,9 +352,9 @@ class Charging(RuleBasedStateMachine):
         """Every release and every training attempt is in the file once."""
         rows = self.clinic.rows()  # from another connection, as a reader of the file
         released = [row for row in rows if row["part"] in RELEASES]
-        assert len(released) == len(self.model.releases), "each release once"
+        assert len(released) == len(self.model.releases), "each release is logged once"
         steps = sum(row["cost"].get(str(STEP), 0) for row in rows if row["part"] == "training")
-        assert steps == self.model.steps, "each attempt once"
+        assert steps == self.model.steps, "each attempt is logged once"
         keys = ("number", "part", "content_hash", "history_hash", "release_hash")
         assert len({tuple(row[key] for key in keys) for row in rows}) == len(rows)
 
@@ -368,7 +368,7 @@ class Charging(RuleBasedStateMachine):
         assert spent.get(STEP, 0) <= AFFORDABLE
         assert spent.get(LOCAL_STEP, 0) == int(self.model.is_initial_charged)
         responses = [b for (_, _, part, _), b in self.model.releases.items() if part == "response" and b]
-        assert len({*responses}) == len(responses), "each has a critic of its own"
+        assert len({*responses}) == len(responses), "each response has its own critic"
 
     @invariant()
     def server_learns_costs(self) -> None:

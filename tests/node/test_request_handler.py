@@ -234,7 +234,8 @@ def test_forgotten_or_skipped_number_is_a_mismatch() -> None:
     for number in numbers:
         office.query(number)
     critics = office.critics()
-    for number in (0, 1):  # 0 was answered long ago and 1 never; neither may train the critic now
+    # query 0 is no longer stored, query 1 was never sent; neither may train the critic now
+    for number in (0, 1):
         with pytest.raises(QueryMismatch, match=f"number {number}"):
             office.query(number)
     for number in numbers[-MAX_EXCHANGES:]:
@@ -372,7 +373,7 @@ def test_partly_released_response_can_be_repeated() -> None:
     audit.full = None
     assert same(office.query(), expected)
     assert office.calls == 3
-    assert not office.has_changed_since(critics), "the critics have moved once"
+    assert not office.has_changed_since(critics), "critics were trained once"
     each = {"up": B * 4 * 4, "down": B * 16 * 4}
     assert audit.traffic_totals()["by_node"] == dict.fromkeys("abc", each)
     assert [audit.spending(name, ALL_RUNS).total_queries for name in "abc"] == [1, 1, 1]

@@ -1,8 +1,8 @@
-"""Every rule of a node's owner at every layer that enforces it: one table, with numbers computed by hand.
+"""Every rule of an owner in every layer that enforces it: one table, with numbers computed by hand.
 
 The layers are a node of a simulation, a node behind messages whose server sends its queries although it knows
-that they will be refused, and a node that answers a file of queries. The run is the same everywhere: FedKD
-queries label counts once and the logits of eight public images twice, three queries in total.
+that they will be refused, and a node that responds to a file of queries. The run is the same everywhere:
+FedKD queries label counts once and the logits of eight public images twice, three queries in total.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Node:
         return self.audit.spending("clinic", self.run)
 
     def count_answered(self, first: int = 0, most: int = 1000) -> int:
-        """Return the number of queries answered before one is refused."""
+        """Return the number of queries before the first refusal."""
         for number in range(first, first + most):
             try:
                 self.send(number)
@@ -189,7 +189,7 @@ def test_refusal_does_not_reveal_threshold_votes() -> None:
 def test_total_budget_holds_over_runs() -> None:
     audit, config = AuditLog(), replace(VOTES, epsilon=1.5, total_epsilon=2.0)
     first = Node(config, audit, "one").count_answered()
-    assert first == fit(ONE, 1.5), "one run may not take all"
+    assert first == fit(ONE, 1.5), "the budget of a run is smaller than the total"
     second = Node(config, audit, "two")
     assert second.count_answered() == fit(ONE, 2.0) - first > 0
     assert second.spent().total_events == {str(ONE): fit(ONE, 2.0)}
@@ -239,7 +239,7 @@ def test_resumed_run_is_not_counted_twice() -> None:
 def test_training_is_charged_once_and_before_the_first_release() -> None:
     audit = AuditLog()
     node = Node(TRAINED, audit)
-    assert node.spent().run_events == {}, "nothing has left"
+    assert node.spent().run_events == {}, "nothing has been released"
     for number in range(3):
         node.send(number)
     assert node.spent().run_events == {str(STEP): 20}
@@ -271,7 +271,7 @@ def test_unaffordable_training_blocks_releases() -> None:
     assert node.spent() == Spending({}, {})
     audit, enough = AuditLog(), replace(TRAINED, epsilon=total * 1.01)
     assert Node(enough, audit).count_answered(most=3) == 3
-    assert Node(enough, audit).count_answered(3, most=3) == 3, "after a resume, it is not charged again"
+    assert Node(enough, audit).count_answered(3, most=3) == 3, "training is not charged again after a resume"
 
 
 # --- idempotence --------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_equal_responses_have_different_hashes() -> None:
         release_hash_of(1, "gradient"),
     ]
     assert len({*hashes}) == 4
-    assert release_hash_of(1) == hashes[1], "the same, received again, is known again"
+    assert release_hash_of(1) == hashes[1], "an equal response has the same hash"
 
 
 def admitted(node: Node, number: int = 0, content_hash: str = "c0", history_hash: str = "") -> None:
@@ -343,12 +343,12 @@ def test_training_is_charged_at_admission() -> None:
     first, own = charged(node)
     assert first == ("training", "training", -1, {str(STEP): 20})
     assert own == ("predict", "training", 0, {str(STEP): 5, str(CRITIC): 1})
-    assert node.gate.ledger.audit.traffic_totals() == AuditLog().traffic_totals(), "nothing has left"
+    assert node.gate.ledger.audit.traffic_totals() == AuditLog().traffic_totals(), "nothing has been released"
     for _ in range(3):  # regardless of the outcome
         admitted(node)
     assert len(charged(node)) == 2
     node.send(0)
-    assert charged(node)[2:] == [("predict", "response", 0, {})], "the release costs nothing more"
+    assert charged(node)[2:] == [("predict", "response", 0, {})], "the release has no further cost"
     node.send(0)
     assert len(charged(node)) == 3
     for other in ({"number": 1}, {"content_hash": "c1"}, {"history_hash": "c0"}):
@@ -419,7 +419,7 @@ def test_release_without_guarantee_voids_budget() -> None:
         assert "fedstill audit show lists the runs" in rule
         assert "zero" not in rule  # the name of another server's run, which must not be revealed
     separate = replace(VOTES, epsilon=1.5, total_epsilon=math.inf)
-    assert Node(separate, audit, "two").count_answered(most=1) == 1, "a run of its own is one"
+    assert Node(separate, audit, "two").count_answered(most=1) == 1, "each run has its own budget"
 
 
 # --- the budget of all runs -------------------------------------------------------------------------------
@@ -452,7 +452,7 @@ def test_renamed_run_gains_no_budget() -> None:
         assert Node(config, audit, "one").count_answered() == first
         second = Node(config, audit, "two").count_answered()
         assert second > 0
-    assert second == first, "inf: each run may cost epsilon"
+    assert second == first, "inf: each run may spend epsilon"
 
 
 @pytest.mark.parametrize(

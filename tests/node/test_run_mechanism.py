@@ -214,7 +214,7 @@ def test_counts_cost_one_event_under_every_mechanism(mechanism: str) -> None:
     assert query_cost(protection(mechanism, counts_noise=0.0), COUNT, "response", shapes, {}) is None
     assert query_cost(protection(mechanism, group_size=5), COUNT, "response", shapes, {}) == laplace(2.0)
     assert query_cost(protection(mechanism), COUNT, "response", {"sizes": ()}, {}) == PrivacyCost(), (
-        "their sum follows"
+        "sizes follow from label counts"
     )
 
 
@@ -232,7 +232,7 @@ MAPS = Maps(CLASSES)
 def test_teachers_vote_for_one_class_only(task: Task) -> None:
     with pytest.raises(QueryRefused, match=f"teachers vote for one class.*{task.name}"):
         protection("pate", task=task)
-    assert protection("pate", count_labels(task), task=task).protects, "numbers of examples are no votes"
+    assert protection("pate", count_labels(task), task=task).protects, "label counts are not votes"
 
 
 def test_summed_votes_have_no_guarantee() -> None:
@@ -291,7 +291,9 @@ def test_record_maps_and_images_have_no_guarantee(
     assert refused is not None
     assert f"gives no guarantee for {kind}; " in refused
     assert advice in refused
-    assert no_guarantee_reason(protection(mechanism, revealed, task=MAPS), revealed) is None, "no budget"
+    assert no_guarantee_reason(protection(mechanism, revealed, task=MAPS), revealed) is None, (
+        "no budget is set"
+    )
 
 
 @pytest.mark.parametrize(
@@ -317,7 +319,7 @@ def test_gradients_of_record_comparisons_depend_on_records() -> None:
         query = replace(compared, depends_on_records=reads)
         made = protection("dp-sgd", query, task=MAPS)
         assert query_cost(made, query, "gradient", INPUT_GRADIENT) is None, (
-            "though its critic was trained with DP-SGD"
+            "DP-SGD training of the critic does not cover it"
         )
         noisy = protection("noisy-outputs", query, task=MAPS)
         near(query_cost(noisy, query, "gradient", INPUT_GRADIENT), gaussian(3 / (2 * math.sqrt(8))))
@@ -455,7 +457,7 @@ def test_given_noise_is_kept_in_calibration() -> None:
     assert made.noise_levels["training"] > 0
     less = protection("dp-sgd", config=dict(FREE, critic=DPTrainingConfig(noise=1.5)), epsilon=4.0)
     assert less.noise_levels["training"] > made.noise_levels["training"], (
-        "epsilon of the critic is not available to the model"
+        "the epsilon of the critic is not available to the model"
     )
 
 
@@ -512,7 +514,7 @@ def test_budget_refusal_names_kinds_without_guarantee() -> None:
         "privacy: a budget is set, and mechanism pate gives no guarantee for logit range; "
         "with a bound fixed in advance (method.z_max) none is released"
     )
-    assert no_guarantee_reason(protection("pate", rated), rated) is None, "without a budget everyone may"
+    assert no_guarantee_reason(protection("pate", rated), rated) is None, "allowed without a budget"
     assert no_guarantee_reason(protection("pate", rated, total_epsilon=5.0), rated) is not None
     bare = protection("none", PREDICT_LOGITS, epsilon=5.0)
     assert "for critic, gradients, logits; privacy.mechanism names one" in str(

@@ -356,8 +356,8 @@ def test_response_that_cannot_be_added_corrupts_sum(party: Party, value: float) 
         totals.append(read([respond(party.masks[name], call, z[name]) for name in NAMES]))
     for sums in totals:
         assert bool(sums.isfinite().all())
-        assert abs(sums[0, 0] - 4.0) > 1.0, "in no other place can it be read either"
-        assert abs(sums[0, 1] - 6.0) > 1.0, "the sum of the others"
+        assert abs(sums[0, 0] - 4.0) > 1.0, "valid entries are corrupted too"
+        assert abs(sums[0, 1] - 6.0) > 1.0, "the sum of the other nodes is not revealed"
     assert bool((totals[0] != totals[1]).all())
 
 
@@ -374,7 +374,7 @@ def test_exhausted_node_corrupts_all_sums(
     assert sum_responses(1).tolist() == [[4.0, 8.0]]
     sum_responses(2, large=True)
     assert party.masks["n0"].history.corrupted == 1
-    assert abs(sum_responses(3)[0, 0] - 4.0) > 1.0, "though it could be added"
+    assert abs(sum_responses(3)[0, 0] - 4.0) > 1.0, "although it could be added"
     party.masks["n0"] = party.start_node("n0")  # for another run
     party.cards["n0"] = party.masks["n0"].make_key_card()
     for masks in party.masks.values():

@@ -162,7 +162,7 @@ def test_unprotected_cost_never_fits() -> None:
 
 def test_infinite_budget_computes_and_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> float:
-        raise AssertionError("it was computed")
+        raise AssertionError("epsilon was computed")
 
     monkeypatch.setattr(budget, "compute_epsilon", never)
     monkeypatch.setattr(budget, "is_within_epsilon", never)
@@ -197,7 +197,7 @@ def test_repeated_refusal_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
         budget_.check(spent, cost)
 
     def never(*_: object) -> float:
-        raise AssertionError("it was computed")
+        raise AssertionError("epsilon was computed")
 
     monkeypatch.setattr(budget, "compute_epsilon", never)
     monkeypatch.setattr(budget, "is_within_epsilon", never)

@@ -92,7 +92,7 @@ def test_teachers_without_records_abstain() -> None:
     torch.testing.assert_close(teachers(torch.zeros(1, *SHAPE)), torch.tensor([[1.0, 1.0]]))
     again = TeacherEnsemble([Fixed([9.0, 0.0]) for _ in range(3)])
     again.load_state_dict(teachers.state_dict())
-    assert again.voting.tolist() == [1, 0, 1], "and a resumed run keeps it"
+    assert again.voting.tolist() == [1, 0, 1], "loaded from the state"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_teacher_with_non_finite_logits_abstains(bad: list[float]) -> None:
     x = torch.zeros(2, *SHAPE, requires_grad=True)
     votes_ = teachers(x)
     with torch.no_grad():
-        assert torch.equal(teachers(x), votes_), "with gradients or without"
+        assert torch.equal(teachers(x), votes_), "equal with and without gradients"
     assert votes_.tolist() == [[2.0, 4.0, 0.0]] * 2
     soft = 8.0 * torch.stack([network(x).softmax(1) for network in sound]).sum(0) / 4
     expected = torch.autograd.grad(soft, x, upstream)[0]
@@ -189,7 +189,9 @@ def test_partition_covers_all_records_once() -> None:
     assert torch.cat(parts).sort().values.tolist() == list(range(500))
     assert all(len(part) for part in parts)
     expected = 500 / 7
-    assert sum((len(part) - expected) ** 2 / expected for part in parts) < 22, "as even as chance: chi2(6)"
+    assert sum((len(part) - expected) ** 2 / expected for part in parts) < 22, (
+        "sizes are as even as random ones: chi2(6)"
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -219,7 +221,7 @@ def test_groups_stay_together() -> None:
     groups = torch.arange(60) // 5
     parts = partition_records(data(60, groups=groups), 4)
     owners = [set(groups[part].tolist()) for part in parts]
-    assert sum(map(len, owners)) == 12, "no group is in two parts"
+    assert sum(map(len, owners)) == 12, "groups are not divided"
     assert sum(map(bool, owners)) > 1
     rest = data(60, groups=groups).subset((groups != 3).nonzero().flatten())
     assert rest.groups is not None

@@ -164,7 +164,7 @@ def test_layout_trial_restores_network(monkeypatch: pytest.MonkeyPatch) -> None:
         rows=4,
         isolate_rounding=True,
     )
-    assert per_example._layouts, "it was tried"
+    assert per_example._layouts, "the trial took place"
     assert isinstance(layers[0].weight, nn.Parameter)
     for name, each in network.state_dict().items():
         assert torch.equal(each, before[name]), name
@@ -237,7 +237,7 @@ def test_chooses_layout_with_equal_positions(
 
     error = {True: 0.0, False: 0.0}  # keys: shared parameters, own parameters
     assert chosen_layout() == (True, 12)
-    assert calls == [(12, True)] * per_example.MAX_TRIALS, "once for all"
+    assert calls == [(12, True)] * per_example.MAX_TRIALS, "the layout is stored"
 
     error[True] = 1e-3
     assert chosen_layout() == (False, 12)
@@ -249,7 +249,7 @@ def test_chooses_layout_with_equal_positions(
     calls.clear()
     leaves, x = {"w": torch.ones(3)}, torch.zeros(5, 3)
     quick = per_example.PerExampleFunction(lambda leaves, x: [x], 12, nn.Identity(), leaves, x)
-    assert (quick.shared, quick.rows, calls) == (True, 12, []), "nothing is tried without the option"
+    assert (quick.shared, quick.rows, calls) == (True, 12, []), "no trial without the option"
 
 
 @pytest.mark.parametrize("hidden", [2, 4, 6, 8, 10, 12])

@@ -152,7 +152,7 @@ def test_payload_kind_equals_its_name_and_keeps_its_attributes() -> None:
     assert payload_kind("gradients") is GRADIENTS
     unknown = payload_kind("dreams")
     assert (unknown.category, unknown.is_output, unknown.normal_size) == ("records", False, None), (
-        "the strictest category"
+        "unknown kinds have the strictest category"
     )
     outputs = {kind for kind in KNOWN_KINDS.values() if kind.is_output}
     assert outputs == {"logits", "critic", "gradients", "label counts", "data sizes"}

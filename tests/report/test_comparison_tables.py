@@ -328,7 +328,7 @@ def test_best_mean_behind_on_common_seeds_is_not_best(folder: Path) -> None:
     [setting] = summarize(folder, plan).settings
     [verdict] = setting.verdicts()
     assert verdict.startswith("Accuracy: FedIOD is not significantly better than FedAvg (-2.0 [")
-    assert setting.significantly_best_labels(setting.metric) == set(), "nor is it bold"
+    assert setting.significantly_best_labels(setting.metric) == set(), "not bold either"
 
 
 def test_significantly_better_method_is_best(folder: Path) -> None:
@@ -346,7 +346,7 @@ def test_significantly_better_method_is_best(folder: Path) -> None:
     remarks = [
         line.removeprefix("% ") for line in comparison_latex(summary).splitlines() if line.startswith("%")
     ]
-    assert first.verdicts()[0] in remarks, "a setting without a name has none before it"
+    assert first.verdicts()[0] in remarks, "no prefix for a setting without a name"
     assert first.verdicts()[0] in Page(render_comparison_page(summary)).text
     write_comparison(folder, plan)
     pair = next(row for row in records(folder / "compare-pairs.csv") if row["metric"] == "accuracy")

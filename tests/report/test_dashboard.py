@@ -224,7 +224,7 @@ def test_server_page_shows_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.Mo
             assert call(server, f"/{server.token}/run/one")[0] == 200
             assert call(server, f"/{server.token}/run/two")[0] == 404
             assert not closed
-        assert len(closed) == 1, "or its session would keep the process alive after Ctrl+C"
+        assert len(closed) == 1, "an open session would keep the process running after Ctrl+C"
     assert "The server runs as process 77." in page.text
     assert "north 3.0 s ago" in page.text
     assert "one FedIOD running, waits for north for " in page.text

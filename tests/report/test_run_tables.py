@@ -178,7 +178,7 @@ def test_best_method_is_per_metric(folder: Path) -> None:
         shutil.copytree(folder / f"{method}-seed0", folder / f"{method}-seed1")
     [two] = summarize(folder, a_plan(2)).settings
     assert not any(two.significantly_best_labels(metric) for metric in two.metrics), (
-        "that two agree may be chance"
+        "two seeds may agree by chance"
     )
     for method in ("standalone", "fedavg", "fediod"):
         shutil.copytree(folder / f"{method}-seed0", folder / f"{method}-seed2")

@@ -238,7 +238,9 @@ def test_resume_detects_another_backbone(tmp_path: Path) -> None:
 def test_missing_moments_are_refused_before_features_are_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feature_space, "compute_features_of_parts", lambda *given: pytest.fail("computes"))
+    monkeypatch.setattr(
+        feature_space, "compute_features_of_parts", lambda *given: pytest.fail("features were computed")
+    )
     with raises_invalid("features.normalize", "public"):
         changes = {"features": {"normalize": "public"}, "public": {"name": "gaussian"}}
         build_simulation(features_config(tmp_path, **changes))

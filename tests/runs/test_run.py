@@ -138,7 +138,7 @@ def test_killed_run_reaches_equal_metrics(tmp_path: Path) -> None:
     for line in sorted(moments.sample(range(60), 3)):
         process = _process(words, tmp_path)
         while _lines(broken / "metrics.jsonl") < line:
-            assert process.runs, "it ended before the kill"
+            assert process.runs, "the process ended before it was killed"
             time.sleep(0.005)
         time.sleep(moments.uniform(0, 0.05))
         assert process.kill() == -signal.SIGKILL
@@ -341,4 +341,4 @@ def test_finished_run_detects_changed_options(finished: Path, tmp_path: Path) ->
         "config.toml": (out / "config.toml").read_bytes(),
     }
     (out / "config.toml").write_text(text.replace('device = "cpu"', 'device = "meta"', 1))
-    assert resume(out, progress=False) == result_of(finished), "where it computes may be changed"
+    assert resume(out, progress=False) == result_of(finished), "the device may change"

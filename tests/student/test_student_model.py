@@ -236,7 +236,7 @@ def test_image_folder_is_read_for_predict_and_evaluate(cats: Path, tmp_path: Pat
     (tmp_path / "pets/cat/0.png").rename(tmp_path / "flat" / "=1+1.png")
     predict(student, str(tmp_path / "flat"), EvaluationDataOptions(fit=True), tmp_path / "a.csv")
     (line,) = csv.DictReader((tmp_path / "a.csv").open(encoding="utf-8"))
-    assert line["example"] == "'=1+1.png", "no spreadsheet computes the name of a file"
+    assert line["example"] == "'=1+1.png", "spreadsheets must not evaluate file names as formulas"
 
 
 def test_class_folders_are_matched_by_name(tmp_path: Path) -> None:

@@ -86,9 +86,9 @@ class Lab:
         (info / "entry_points.txt").write_text("".join(offers))
 
     def node(self, name: str, toml: str, images: Any, labels: Any) -> Path:
-        """Create the folder of a node with the given images that answers files, and return it.
+        """Create the folder of a node with the given images that responds to files, and return it.
 
-        ``toml`` is the rest of its settings.
+        ``toml`` contains the other options.
         """
         self("node", "init", name)
         folder = self.here / name

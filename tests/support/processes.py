@@ -251,7 +251,7 @@ class Sites:
         return (self.folder / "nodes" / name / LOG).read_text()
 
     def steps(self) -> int:
-        """Return the number of queries that the first node has answered."""
+        """Return the number of queries to which the first node has responded."""
         return sum(line["part"] == "response" for line in self.audit(self.names[0]))
 
     def state(self, name: str) -> dict[str, Any]:
@@ -325,7 +325,7 @@ def until(happened: Callable[[], object], pause: float = 0.005) -> None:
     """Wait until a condition holds, checked every ``pause`` seconds."""
     end = time.monotonic() + PATIENCE
     while not happened():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "timed out"
         time.sleep(pause)
 
 

@@ -217,7 +217,7 @@ def test_auc_is_nan_for_nan_outputs_but_not_for_infinity() -> None:
     each = TASK.metric_per_class(outputs, targets)
     assert each is not None
     assert (each[0], math.isnan(each[1]), each[2]) == (100.0, True, 100.0)
-    assert math.isnan(TASK.compute_metrics(outputs, targets)["auc"]), "not a mean over what is left"
+    assert math.isnan(TASK.compute_metrics(outputs, targets)["auc"]), "not the mean over the other labels"
     assert np.isnan(TASK.bootstrap_metric(outputs, targets, None, np.ones((2, 2)))).all()
 
 

@@ -76,8 +76,8 @@ def test_concordance_of_many_rows_uses_blocks() -> None:
     score, time, event = random_rows(1100, 0, last=400)
     perfect = concordance(time, time, event)
     assert concordance(score, time, event) + concordance(-score, time, event) == pytest.approx(1)
-    assert perfect > 0.99, "but for who is censored when another has the event"
-    assert np.isnan(concordance(score, time, 0 * event)).all(), "nobody is known to come first"
+    assert perfect > 0.99, "except for censored rows at the time of an event"
+    assert np.isnan(concordance(score, time, 0 * event)).all(), "no pair of rows is ordered"
 
 
 @pytest.mark.parametrize("seed", range(3))
