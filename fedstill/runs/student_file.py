@@ -132,10 +132,11 @@ class StudentFile:
         if not self.features:
             return build(model_name, spec.shape, len(spec.classes), 0, "student", vocabulary=spec.vocabulary)
         backbone = self._backbone(custom_backbone)
+        width = self.features.model_width(backbone.width)
         if isinstance(given, nn.Module):
             head = given
         else:
-            head = build(model_name, (backbone.width,), len(spec.classes), 0, "student")
+            head = build(model_name, (width,), len(spec.classes), 0, "student")
         return BackboneWithHead(backbone, ScaledHead(empty_scale(self.features, backbone.width), head))
 
     def _backbone(self, custom: str) -> Backbone:

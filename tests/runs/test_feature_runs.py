@@ -52,11 +52,14 @@ def digits() -> TensorData:
     return load(config(FEDKD).data).test
 
 
-@pytest.mark.parametrize("normalize", ["none", "example", "public"])
+@pytest.mark.parametrize(
+    ("normalize", "components"), [("none", 0), ("example", 0), ("public", 0), ("public", 10)]
+)
 def test_loaded_student_takes_pixels_and_reaches_the_metric_of_its_run(
-    tmp_path: Path, normalize: str
+    tmp_path: Path, normalize: str, components: int
 ) -> None:
-    result = start(features_config(tmp_path, features={"normalize": normalize}), tmp_path / "run")
+    features = {"normalize": normalize, "components": components}
+    result = start(features_config(tmp_path, features=features), tmp_path / "run")
     test = digits()
     student = fedstill.load(tmp_path / "run")
     predicted = student((test.inputs + 1) / 2).argmax(1)  # pixels from 0 to 1
@@ -64,7 +67,7 @@ def test_loaded_student_takes_pixels_and_reaches_the_metric_of_its_run(
     evaluated = evaluate(tmp_path / "run", "digits")
     assert evaluated["metrics"]["accuracy"] == result["accuracy"]
     assert evaluated["seen"]["examples"] == 0
-    assert result["features"]["features"] == result["data"]["shape"][0] == 128
+    assert result["features"]["features"] == result["data"]["shape"][0] == (components or 128)
 
 
 def test_student_from_elsewhere_does_not_choose_the_cache(
@@ -122,9 +125,16 @@ def test_changed_weights_are_refused_when_the_student_is_loaded(tmp_path: Path) 
         fedstill.load(tmp_path / "run")
 
 
-@pytest.mark.parametrize("backbone", [BACKBONE, "graph.onnx"])
+@pytest.mark.parametrize(
+    ("backbone", "features"),
+    [
+        (BACKBONE, {"normalize": "example"}),
+        (BACKBONE, {"normalize": "public", "components": 2}),
+        ("graph.onnx", {"normalize": "example"}),
+    ],
+)
 def test_student_with_backbone_is_exported_to_onnx(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: str, features: dict[str, Any]
 ) -> None:
     """Also with a backbone graph of an earlier opset, which becomes a part of the exported graph."""
     pytest.importorskip("onnxscript")
@@ -134,7 +144,7 @@ def test_student_with_backbone_is_exported_to_onnx(
     monkeypatch.chdir(tmp_path)
     Path("graph.onnx").write_bytes(onnx_backbone().SerializeToString())
     precision = "bfloat16" if backbone == BACKBONE else "float32"
-    spec = features_config(tmp_path, backbone, features={"normalize": "example", "precision": precision})
+    spec = features_config(tmp_path, backbone, features={**features, "precision": precision})
     start(spec, tmp_path / "run")
     student = fedstill.load(tmp_path / "run")
     assert export(student, "onnx", tmp_path / "student.onnx") < 1e-4
@@ -186,6 +196,7 @@ def test_gaussian_queries_without_features_are_refused() -> None:
     [
         ({"features": {"normalize": "public"}, "public": {"name": "gaussian"}}, "features.normalize"),
         ({"features": {"weights": "absent.pt"}}, "features.weights"),
+        ({"features": {"normalize": "public", "components": 129}}, "features.components = 129"),
         ({"nodes": {"models": ["small-cnn"]}}, "nodes.models = 'small-cnn'"),
     ],
 )
@@ -253,6 +264,37 @@ def test_moments_of_one_public_example_are_refused(tmp_path: Path) -> None:
         build_simulation(spec)
 
 
+def test_components_of_too_few_public_examples_are_refused_before_features_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_space, "compute_features_of_parts", lambda *given: pytest.fail("computes"))
+    public = {"name": "noise", "limit": 9}
+    features = {"normalize": "public", "components": 9}
+    with raises_invalid("features.components", 9, "below 9"):
+        build_simulation(features_config(tmp_path, features=features, public=public))
+
+
+def test_components_without_public_data_are_refused(tmp_path: Path) -> None:
+    changes = {"features": {"normalize": "public", "components": 4}, "public": {"name": "gaussian"}}
+    with raises_invalid("features.normalize", "public"):
+        build_simulation(features_config(tmp_path, **changes))
+
+
+def test_components_of_public_data_are_whitened_and_those_of_nodes_projected_equally(tmp_path: Path) -> None:
+    every, few = (
+        build_simulation(features_config(tmp_path, features=features))[0].setting
+        for features in ({}, {"normalize": "public", "components": 10})
+    )
+    assert few.public is not None
+    assert every.public is not None
+    assert few.public.moments is not None
+    torch.testing.assert_close(torch.cov(few.public.inputs.T), torch.eye(10), atol=1e-4, rtol=0)
+    m, projection = every.public.inputs.mean(0), few.public.moments["projection"]
+    for components, features in ((few.test, every.test), (few.nodes[0].data, every.nodes[0].data)):
+        expected = (features.inputs - m) @ projection
+        torch.testing.assert_close(components.inputs, expected, atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize(("normalize", "noted"), [("none", True), ("example", False)])
 def test_noise_on_features_of_another_scale_is_noted(tmp_path: Path, normalize: str, noted: bool) -> None:
     changes = {"features": {"normalize": normalize}, "public": {"name": "gaussian", "limit": 10}}
@@ -289,19 +331,23 @@ def test_python_queries_of_noise_teach_the_student(tmp_path: Path) -> None:
         run_with(torch.randn(20, 128))
 
 
-def test_python_student_takes_images(tmp_path: Path) -> None:
+@pytest.mark.parametrize("components", [0, 10])
+def test_python_student_takes_images(tmp_path: Path, components: int) -> None:
     test = digits()
     nodes = [test.subset(torch.arange(start, 300, 3)) for start in range(3)]
+    width = components or 128
     outcome = fedstill.distil(
         nodes,
-        [MLP((128,), 10, width=16) for _ in nodes],
-        MLP((128,), 10, width=16),
+        [MLP((width,), 10, width=16) for _ in nodes],
+        MLP((width,), 10, width=16),
         test.subset(torch.arange(300, 359)),
         10,
         method=fedstill.FedKD(student=fedstill.StudentTraining(epochs=2)),
         public=test.inputs[:50],
         local=fedstill.LocalConfig(epochs=2),
-        features=fedstill.Features("random-conv:8", normalize="public", cache=str(tmp_path / "cache")),
+        features=fedstill.Features(
+            "random-conv:8", normalize="public", components=components, cache=str(tmp_path / "cache")
+        ),
         out=tmp_path / "run",
     )
     student = outcome.student
@@ -317,6 +363,6 @@ def test_feature_that_hardly_varies_on_public_data_is_not_scaled_up() -> None:
     """Four features with deviations of 2, 2, 0 and 1e-9; the root mean square of all is sqrt(2)."""
     varied = torch.tensor([1.0, -1.0]) * 2**0.5
     features = torch.stack([varied, varied + 5, torch.ones(2), 1e-9 * varied], dim=1)
-    mean, std = public_moments(features)
-    torch.testing.assert_close(mean, torch.tensor([0.0, 5.0, 1.0, 0.0]).double())
-    torch.testing.assert_close(std, torch.tensor([2.0, 2.0, 2**0.5 / 10, 2**0.5 / 10]).double())
+    moments = public_moments(features, 0)
+    torch.testing.assert_close(moments["mean"], torch.tensor([0.0, 5.0, 1.0, 0.0]).double())
+    torch.testing.assert_close(moments["std"], torch.tensor([2.0, 2.0, 2**0.5 / 10, 2**0.5 / 10]).double())
