@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -24,6 +25,7 @@ from fedstill.runs import feature_space, run
 from fedstill.runs.feature_space import public_moments
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
+from fedstill.runs.student_file import StudentFile
 from fedstill.student.evaluate import evaluate
 from tests.support.errors import raises_invalid
 from tests.support.models import onnx_backbone, tiny_backbone
@@ -123,6 +125,69 @@ def test_changed_weights_are_refused_when_the_student_is_loaded(tmp_path: Path) 
     save_file({name: tensor + 1 for name, tensor in state.items()}, path)
     with pytest.raises(ModelError, match="differs"):
         fedstill.load(tmp_path / "run")
+
+
+def weights_file(path: Path, shift: float = 0.0) -> Path:
+    save_file({name: tensor + shift for name, tensor in tiny_backbone((1,)).state_dict().items()}, path)
+    return path
+
+
+def test_student_is_loaded_with_the_new_path_of_its_backbone(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    weights, moved = weights_file(tmp_path / "w.safetensors"), tmp_path / "moved.safetensors"
+    result = start(features_config(tmp_path, BACKBONE, features={"weights": str(weights)}), tmp_path / "run")
+    weights.rename(moved)
+    evaluation: tuple[Any, ...] = ("evaluate", tmp_path / "run", "--data", "digits", "--json")
+    code, _, err = command(*evaluation)
+    assert code == 2
+    assert str(weights) in err
+    assert "--backbone" in err
+    code, out, _ = command(*evaluation, "--backbone", moved)
+    assert (code, json.loads(out)["metrics"]["accuracy"]) == (0, result["accuracy"])
+    np.savez(tmp_path / "new.npz", images=np.zeros((3, 8, 8), np.uint8))
+    out_file, exported = tmp_path / "p.csv", tmp_path / "student.pt"
+    words = ("predict", tmp_path / "run", tmp_path / "new.npz", "--out", out_file, "--backbone", moved)
+    assert command(*words)[0] == 0
+    assert len(out_file.read_text().splitlines()) == 4
+    words = ("export", tmp_path / "run", "--format", "torchscript", "--out", exported, "--backbone", moved)
+    assert command(*words)[0] == 0
+    weights_file(moved, 1.0)
+    with pytest.raises(ModelError, match="differs"):
+        fedstill.load(tmp_path / "run", backbone=moved)
+    with raises_invalid("--backbone", str(weights), "existing"):
+        fedstill.load(tmp_path / "run", backbone=weights)
+
+
+def test_onnx_backbone_is_found_at_its_new_path(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    first, moved, other = (tmp_path / name for name in ("a.onnx", "b.onnx", "graph"))
+    first.write_bytes(onnx_backbone().SerializeToString())
+    start(features_config(tmp_path, str(first)), tmp_path / "run")
+    pixels = torch.rand(3, 1, 8, 8)
+    outputs = fedstill.load(tmp_path / "run")(pixels)
+    other.write_bytes(first.read_bytes())
+    first.rename(moved)
+    assert torch.equal(fedstill.load(tmp_path / "run", backbone=moved)(pixels), outputs)
+    with raises_invalid("the student's backbone", str(first), "--backbone"):
+        fedstill.load(tmp_path / "run")
+    with raises_invalid("--backbone", str(other), ".onnx"):
+        fedstill.load(tmp_path / "run", backbone=other)
+
+
+def test_path_replaces_the_folder_or_the_weights_of_a_hugging_face_model(tmp_path: Path) -> None:
+    weights = weights_file(tmp_path / "w.safetensors")
+    student = StudentFile("linear", None, features=fedstill.Features("hf:old", weights="old.safetensors"))
+    folder = student.with_backbone(str(tmp_path)).features
+    assert (folder.backbone, folder.weights) == (f"hf:{tmp_path}", "old.safetensors")
+    file = student.with_backbone(str(weights)).features
+    assert (file.backbone, file.weights) == ("hf:old", str(weights))
+
+
+def test_backbone_without_a_file_takes_no_path(tmp_path: Path) -> None:
+    start(features_config(tmp_path), tmp_path / "run")
+    with raises_invalid("--backbone", "w.safetensors", "none", "random-conv:8"):
+        fedstill.load(tmp_path / "run", backbone="w.safetensors")
 
 
 @pytest.mark.parametrize(
