@@ -97,15 +97,16 @@ def compared(folder: Path, name: str, times: float) -> None:
     accuracies: dict[str, list[float]] = {}
     for seed in range(SEEDS):
         accuracies.setdefault("ranges", []).append(accuracy(folder, name, "ranges", seed))
-        for way, noise in (("sums", 4.0), ("exact", 0.0)):
+        for variant, noise in (("sums", 4.0), ("exact", 0.0)):
             method = {"name": "column-sums", "noise": noise}
             (folder / "asking").write_text(schema_text(schema))
             out = reached(folder, name, "asking", seed, method, noise)
-            (folder / f"{way}-{seed}").write_text((out / "schema.toml").read_text())
-            out.rename(folder / f"asked-{way}-{seed}")
-            accuracies.setdefault(way, []).append(accuracy(folder, name, f"{way}-{seed}", seed))
+            (folder / f"{variant}-{seed}").write_text((out / "schema.toml").read_text())
+            out.rename(folder / f"asked-{variant}-{seed}")
+            accuracies.setdefault(variant, []).append(accuracy(folder, name, f"{variant}-{seed}", seed))
     summaries = (
-        f"{way} {np.mean(each):.1f} \u00b1 {np.std(each, ddof=1):.1f}" for way, each in accuracies.items()
+        f"{variant} {np.mean(each):.1f} \u00b1 {np.std(each, ddof=1):.1f}"
+        for variant, each in accuracies.items()
     )
     print(f"{name:14} ranges x {times:g}: {', '.join(summaries)}", flush=True)
 

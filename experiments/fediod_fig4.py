@@ -175,8 +175,8 @@ def recovered(
     psnr: list[float] = []
     for at in range(len(images)):
         image, label = images[at : at + 1], labels[at : at + 1]
-        slopes = loss_gradients(victim, own, image, label)
-        release = ObservedUpdate(victim, {name: slope.detach() for name, slope in slopes.items()})
+        gradients = loss_gradients(victim, own, image, label)
+        release = ObservedUpdate(victim, {name: gradient.detach() for name, gradient in gradients.items()})
         channels, height, width = image.shape[1:]
         got = invert(release, (channels, height, width), 1, config, seed=seed + at).against(image)
         reconstructions.append(got.images)

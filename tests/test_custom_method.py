@@ -1,4 +1,4 @@
-"""A plug-in package with a custom method, for an unchanged library."""
+"""A plug-in package with a custom method; the library is not changed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_runs_by_name_and_reports_its_release(lab: Lab) -> None:
 
 
 def test_nodes_learn_shared_classes(lab: Lab) -> None:
-    """The shared logits change training, in proportion to gamma."""
+    """The shared logits change training if gamma is positive."""
     lab.run("gamma 0", "--method.gamma", "0")
     moved = []
     for name in ("whole", "gamma 0"):
@@ -80,11 +80,11 @@ def test_method_by_module_and_name_needs_no_entry_point(lab: Lab) -> None:
     whole, by_path = lab.result("whole"), lab.result("by path")
     assert KIND in lab("list", "my_lab.feddistill:FedDistill")
     assert by_path["local"] == whole["local"]
-    assert by_path["method"] == whole["method"] == "feddistill"  # one name for one class
+    assert by_path["method"] == whole["method"] == "feddistill"  # both names are stored as one
 
 
 def test_example_of_the_page_passes_its_own_test(lab: Lab) -> None:
-    """Engines agree, and a stopped run resumes, of the method that docs/custom-method.md shows."""
+    """The test of docs/custom-method.md: engines agree, and a stopped run resumes."""
     words = [
         "pytest",
         "-q",
@@ -126,7 +126,7 @@ def test_compares_with_fedavg(lab: Lab) -> None:
 
 
 def test_killed_run_resumes_to_equal_metrics(lab: Lab, unbroken: str) -> None:
-    """The run's files name custom task, data and split, too."""
+    """Files of the run contain custom task, data and split, too."""
     words = ["run", "own.toml", "--quiet", "--out", "killed"]
     lab(*words, code=-signal.SIGKILL, begin=DYING)
     assert load_state(lab.here / "killed" / "state.safetensors")["metrics"] == 5

@@ -1,4 +1,4 @@
-"""Cache of features: what is computed again and what is not, damage, full disks, rights."""
+"""Feature cache: reuse, damaged files, full disks and permissions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RAW = RawInputs((1, 8, 8))
 
 
 class Counted:
-    """Number of examples that a backbone has computed."""
+    """Counts the examples computed by a backbone."""
 
     def __init__(self, backbone: Backbone) -> None:
         self.examples = 0
@@ -56,7 +56,7 @@ def test_features_are_computed_once_for_any_order_of_the_examples(
 def test_each_cached_file_is_read_once_for_all_parts(
     tmp_path: Path, backbone: Backbone, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thousand nodes whose examples lie in all files would read each file a thousand times."""
+    """Otherwise a thousand nodes with examples in all files would read each file a thousand times."""
     monkeypatch.setattr(cached_features, "CHUNK", 20)
     whole = compute_features(backbone, x[:40], cache(tmp_path, backbone))
     read: list[Path] = []
@@ -163,14 +163,14 @@ def test_no_examples_have_no_features(tmp_path: Path, backbone: Backbone, x: tor
 
 
 def test_features_of_a_custom_factory_are_not_cached(tmp_path: Path, x: torch.Tensor) -> None:
-    """Its code may change between two runs, and its digest would not."""
+    """The code of a factory may change between two runs, without a change of the digest."""
     options = Features("tests.support.models:tiny_backbone", cache=str(tmp_path / "cache"))
     custom = load_backbone(options, RAW)
     compute_features(custom, x, FeatureCache.from_options(options, custom))
     assert not (tmp_path / "cache").exists()
 
 
-def test_full_disk_loses_nothing(
+def test_full_disk_does_not_lose_features(
     tmp_path: Path, backbone: Backbone, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(part: Path, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tables: rows, schemas, drafts of schemas and features; csv files and folders; a node's rows."""
+"""Tables: rows, schemas, drafts of schemas, and features; CSV files and folders; rows of a node."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_parquet_and_csv_agree(hospitals: Path) -> None:
     as_csv = of(hospitals)
     (hospitals / "paris.csv").unlink()
     columns = {
-        "ward": [1, 1],  # whole numbers, one column with a gap, and categories by number
+        "ward": [1, 1],  # integers, a column with a missing value, and numeric categories
         "age": [100.0, 50.0],
         "ill": arrow.array(["yes", "no"]).dictionary_encode(),
         "split": ["train", "test"],
@@ -261,7 +261,7 @@ def test_regression_targets_are_scaled_and_stratified(hospitals: Path) -> None:
     assert max(means) - min(means) > 0.3
 
 
-# --- features depend on the row only ----------------------------------------------------------------------
+# --- features depend on their row only ------------------------------------------------------------------
 
 ROW = st.tuples(st.one_of(st.none(), st.floats(0, 100)), st.sampled_from(("1", "2", "NA")))
 
@@ -401,7 +401,7 @@ def test_spreadsheet_errors_explain_how_to_save(content: bytes, message: str, tm
         list(table_files.read_delimited_rows(tmp_path / "own.csv"))
 
 
-Main = Callable[..., tuple[int, str, str]]  # arguments to exit code, stdout and stderr
+Main = Callable[..., tuple[int, str, str]]  # arguments -> exit code, stdout, stderr
 
 ROWS = {
     "patient": ["a", "b", "c", "d"],

@@ -110,7 +110,7 @@ def test_only_heartbeat_replies_change_connection_state(
     assert calls == ["left"]
 
 
-def test_slow_record_of_a_refusal_is_no_lost_connection(
+def test_slow_logging_of_refusal_does_not_lose_connection(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first record of a process loads torch, which can take longer than a heartbeat."""

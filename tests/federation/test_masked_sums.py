@@ -185,7 +185,7 @@ def test_server_cannot_read_less_than_three_survivors(party: Party) -> None:
         server.query("predict", x=torch.ones(1, CLASSES))
 
 
-def test_server_that_repeats_a_query_cannot_read_it_again(party: Party) -> None:
+def test_repeated_query_gives_no_other_sum(party: Party) -> None:
     """The nodes' masks belong to the first sum; they refuse to use the same number for another one."""
     z = {name: torch.ones(1, CLASSES) for name in NAMES}
     members = deploy(party, z, "sum", {name: [1.0, 1.0] for name in NAMES})

@@ -131,7 +131,7 @@ def test_audit_hash_of_responses_is_keyed(tmp_path: Path) -> None:
         offline_files.answer_queries(node, queries, tmp_path / "again")
 
 
-def test_answers_approved_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_responds_to_approved_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = make_node(tmp_path / "clinic", 'approve = "each run"\n')
     queries, out = make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers"
     with raises_refused("approve: run", "waits"):
@@ -222,7 +222,7 @@ def test_revoked_approval_releases_nothing(at: str, tmp_path: Path, monkeypatch:
     assert not list(node.glob(f"runs/*/{offline_files.RELEASED_FILE}"))
 
 
-def test_answers_files_of_allowed_keys_only(tmp_path: Path) -> None:
+def test_responds_to_files_of_allowed_keys_only(tmp_path: Path) -> None:
     queries = make_queries(tmp_path / "queries.safetensors")
     signer = signed_files.fingerprint(signed_files.read_public_key(tmp_path / "server.pub"))
     one, other = (
@@ -271,7 +271,7 @@ def test_records_errors_of_other_libraries(
     assert not caplog.messages
 
 
-def test_handles_folder_name_that_is_no_text(
+def test_handles_folder_name_that_is_not_utf8(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries = make_queries(tmp_path / "queries.safetensors")

@@ -43,7 +43,7 @@ from tests.support.audit_logs import total_charged
 from tests.support.errors import raises_refused
 from tests.support.links import Away, Loopback, Serve, here, tiny
 
-WAYS: dict[str, list[dict[str, Any]]] = {
+VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{"rounds": 4, "participation": 0.67}],
     "fediod": [{"importance": "realness", "student_inputs": "fresh"}],
     "fedkd": [{"labeled": True, "levels": 0}],
@@ -58,7 +58,7 @@ CASES = [
     for name in METHODS
     # Deployed nodes do not upload data, and these data have no label maps (test_remote_maps.py).
     if name not in ("centralized", "asyndgan", "fediod-maps")
-    for options in ({}, *WAYS.get(name, []))
+    for options in ({}, *VARIANTS.get(name, []))
 ]
 
 
@@ -137,8 +137,11 @@ def test_compressed_wire_formats_are_close_to_float32(tmp_path: Path) -> None:
     moved, difference = (to_vector(whole.student) - other for other in (begun, to_vector(experiment.student)))
     assert 0 < difference.norm() < 0.3 * moved.norm()
     ratio = (64 + 4) / (64 * 4)  # each input of 64 numbers has 64 bytes and a scale of 4 bytes
-    for kind, way in (("inputs", "down"), ("gradients", "up")):
-        assert result["bytes"]["by_kind"][kind][way] == ratio * of_whole["bytes"]["by_kind"][kind][way]
+    for kind, direction in (("inputs", "down"), ("gradients", "up")):
+        assert (
+            result["bytes"]["by_kind"][kind][direction]
+            == ratio * of_whole["bytes"]["by_kind"][kind][direction]
+        )
 
 
 # --- a federation of scripted nodes ---------------------------------------------------------------------
@@ -292,7 +295,7 @@ def test_faulty_node_is_excluded(sickness: str) -> None:
         (torch.zeros(2, 1, 2, 2).double(), "x: torch.float64"),
     ],
 )
-def test_faulty_inputs_are_blamed_on_the_server_and_not_sent(x: torch.Tensor, fault: str) -> None:
+def test_invalid_inputs_are_server_errors_and_not_sent(x: torch.Tensor, fault: str) -> None:
     nodes = Scripted(quorum=0.6)
     student, task = torch.nn.Linear(4, 2), Classification(2)
     setup = ((1, 2, 2), (0.5,), (0.5,), Compute(), 0, LocalConfig())
@@ -498,8 +501,8 @@ def test_repeated_query_after_others_is_charged_again() -> None:
         return lambda: pack({"body": {"privacy": privacy}, "seconds": 0.0}, {"logits": logits})
 
     changed = 1.0 + 2**-23  # changes the last bit
-    turns = (("a1", 1.0, 1), ("a1", 1.0, 1), ("b2", 1.0, 2), ("a1", 1.0, 2), ("a1", changed, 3))
-    for before, value, count in turns:
+    cases = (("a1", 1.0, 1), ("a1", 1.0, 1), ("b2", 1.0, 2), ("a1", 1.0, 2), ("a1", changed, 3))
+    for before, value, count in cases:
         nodes.breaks("one", "answer_query", after(before, value))
         nodes.federation.number = 0
         nodes.query()

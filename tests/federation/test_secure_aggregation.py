@@ -31,7 +31,7 @@ from tests.support.kits import Authority
 from tests.support.links import Live, Loopback, here, tiny
 
 NAMES = ("node-0", "node-1", "node-2", "node-3")
-WAYS: dict[str, dict[str, Any]] = {
+METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "fedavg": {"rounds": 2},
     "fedkd": {"levels": 0},
     "fediod": {"ensemble": "logits", "gan": 0.0, "conf": 0.0, "unique": 0.0},
@@ -42,7 +42,7 @@ Change = Callable[[str, dict[str, Any], Serve, bytes], bytes]
 
 
 def summed(method: str, **link: Any) -> RunSpec:
-    config = tiny(method, WAYS[method], **{"secure_aggregation": True, **link})
+    config = tiny(method, METHOD_OPTIONS[method], **{"secure_aggregation": True, **link})
     local = replace(config.nodes.local, optimizer="sgd")
     split, nodes = replace(config.split, nodes=len(NAMES)), replace(config.nodes, local=local)
     return replace(config, split=split, nodes=nodes)
@@ -289,7 +289,7 @@ def test_corrupted_sum_stops_run(tmp_path: Path) -> None:
 def test_weights_use_first_released_counts(tmp_path: Path) -> None:
     """With new noise, a server would get sums of the same responses with other weights and separate them."""
     privacy = {"mechanism": "dp-sgd", "epsilon": 1000.0, "training": {"noise": 0.6}, "accountant": "rdp"}
-    config = tiny("fedkd", WAYS["fedkd"], privacy=privacy, secure_aggregation=True)
+    config = tiny("fedkd", METHOD_OPTIONS["fedkd"], privacy=privacy, secure_aggregation=True)
     joining: list[bytes] = []
     result: list[torch.Tensor] = []
 
@@ -440,7 +440,7 @@ def test_rejects_other_weighting_of_equal_responses(
     four.live().run()
     for host in four.hosts.values():
         host.leave()
-    config = tiny("fedkd", {**WAYS["fedkd"], **after}, secure_aggregation=True)
+    config = tiny("fedkd", {**METHOD_OPTIONS["fedkd"], **after}, secure_aggregation=True)
     (tmp_path / "again").mkdir()
     again = replace(config, split=replace(config.split, nodes=len(NAMES)))
     (run := tmp_path / "again.toml").write_text(to_toml(again), encoding="utf-8")
@@ -475,7 +475,7 @@ def test_rejects_sums_of_parameters_that_adam_trained(tmp_path: Path) -> None:
         four.live().run()
 
 
-def test_rejects_a_second_run_that_counts_the_servers_labels_as_well(tmp_path: Path) -> None:
+def test_rejects_second_run_with_labels_of_the_server(tmp_path: Path) -> None:
     """Adding the server's labels to the weights is a second weighting of the same responses."""
     four = Four(summed("fedkd"), tmp_path / "away")
     four.live().run()

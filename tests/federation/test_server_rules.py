@@ -148,7 +148,7 @@ def test_rules_for_run_allow_its_resources(tmp_path: Path) -> None:
         ServerRules().require_allowed(table, tmp_path / FILE)
 
 
-def test_server_refuses_backbones_that_are_code_or_files_elsewhere(tmp_path: Path) -> None:
+def test_server_refuses_custom_backbones_and_outside_files(tmp_path: Path) -> None:
     allowed, file = tmp_path / "allowed", tmp_path / "server" / FILE
     allowed.mkdir()
     rules = ServerRules(data=(str(allowed),))

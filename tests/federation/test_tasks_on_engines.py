@@ -167,10 +167,10 @@ def test_stacked_equals_one_by_one(task: str, method: str, tmp_path: Path) -> No
     stacked, alone = (here(tiny(task, method, tmp_path, engine))[0] for engine in ("stacked", "one-by-one"))
     assert [len(group) for group in stacked.groups["distillation"]] == [3]
     first = build_simulation(tiny(task, method, tmp_path))[0].student
-    way, difference = (to_vector(other) - to_vector(alone.student) for other in (first, stacked.student))
+    change, difference = (to_vector(other) - to_vector(alone.student) for other in (first, stacked.student))
     # Engines differ by 1e-5 of the change in training, or more if a number is at the edge of a ReLU or of an
     # absolute error, the loss of reconstruction. With swapped nodes they differ by at least 0.17.
-    assert difference.norm() <= (0.1 if task == "reconstruction" else 0.025) * way.norm()
+    assert difference.norm() <= (0.1 if task == "reconstruction" else 0.025) * change.norm()
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -49,7 +49,7 @@ ALIKE = ("mlp:12",) * 3
 MIXED = ("mlp:12", "small-cnn:4", "mlp:12")
 NEAR = 1e-4  # tolerated difference of weights between the two engines
 # Further options of a method that change its queries or the location of its parts.
-WAYS: dict[str, list[dict[str, Any]]] = {
+VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{"rounds": 4, "participation": 0.67}],
     "fediod": [{"importance": "realness", "student_inputs": "fresh"}],
     "fedkd": [
@@ -75,7 +75,7 @@ CASES = [
     pytest.param(name, options, id=" ".join([name, *(f"{key}={value}" for key, value in options.items())]))
     for name in METHODS
     if name not in OTHERS
-    for options in ({}, *WAYS.get(name, []))
+    for options in ({}, *VARIANTS.get(name, []))
 ]
 NAMES = [name for name in METHODS if name not in OTHERS]
 ENGINES: tuple[Any, ...] = ("one-by-one", "stacked")
@@ -371,7 +371,7 @@ def test_audit_log_holds_only_declared_kinds(name: str, options: dict[str, Any])
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_each_query_is_sent_as_often_as_declared(name: str, options: dict[str, Any]) -> None:
+def test_number_of_queries_equals_declaration(name: str, options: dict[str, Any]) -> None:
     """A node with a query limit uses this number to refuse a run in advance."""
     one = plain(name, options)
     declared = {query.name: query.times for query in one.experiment.side.queries.values() if query.times}

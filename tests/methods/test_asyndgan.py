@@ -28,7 +28,7 @@ from tests.support.small_world import change_responses, resumed
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
 
-def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
+def test_generator_loss_is_weighted_sum_over_nodes() -> None:
     one, plain = world(ASYN), world(ASYN)
     losses = one.server.step()
     plain_generator, source = plain.server.state.generator, plain.server.state.generator.source
@@ -55,7 +55,7 @@ def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
         assert (mine.grad - other.grad).norm() < 0.01 * other.grad.norm()
 
 
-def test_first_the_generator_learns_and_then_the_student() -> None:
+def test_student_is_trained_after_generator() -> None:
     one = world(ASYN)
     assert one.server.total_steps == 4
     student, G = weights(one.server.student), weights(one.server.state.generator.G)
@@ -72,7 +72,7 @@ def test_first_the_generator_learns_and_then_the_student() -> None:
     assert set(bytes_up) == {"label maps", "data sizes", "critic", "difference", "gradients"}
 
 
-def test_the_student_learns_on_generated_images_and_their_maps() -> None:
+def test_student_is_trained_on_generated_images_and_maps() -> None:
     one, turning, plain = world(ASYN), world(ASYN, student={"augment": "turn"}), world(ASYN)
     losses = [[each.server.step() for _ in range(3)][-1] for each in (one, turning)]
     for _ in range(2):

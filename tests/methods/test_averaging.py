@@ -112,7 +112,7 @@ def near(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
-def test_rounds_of_one_full_batch_step_are_steps_of_centralized_descent(
+def test_rounds_of_one_full_batch_step_equal_centralized_gradient_descent(
     sizes: Sequence[int], engine: str
 ) -> None:
     one = world(FedAvg(rounds=3), descent(3), sizes=sizes, engine=engine)
@@ -128,7 +128,7 @@ def test_rounds_of_one_full_batch_step_are_steps_of_centralized_descent(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_batch_norms_buffers_are_averaged_with_the_parameters(engine: str) -> None:
+def test_batch_norm_buffers_are_averaged_with_parameters(engine: str) -> None:
     local = LocalConfig(epochs=2, batch=5)
     one = world(FedAvg(rounds=2), local, make=resnet, engine=engine)
     run(one)
@@ -145,7 +145,7 @@ def test_batch_norms_buffers_are_averaged_with_the_parameters(engine: str) -> No
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 4, 7])
-def test_one_node_in_rounds_is_that_node_trained_in_one_go(rounds: int) -> None:
+def test_rounds_with_one_node_equal_uninterrupted_training(rounds: int) -> None:
     """Rounds use the same batches and the same schedule, and lose no state."""
     local = LocalConfig(epochs=3, batch=5, optimizer="sgd", momentum=0.0, lr=0.2, lr_end=0.01)
     one = world(FedAvg(rounds=rounds), local, sizes=(17,))
@@ -162,7 +162,7 @@ def test_one_node_in_rounds_is_that_node_trained_in_one_go(rounds: int) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_fedprox_descends_eq_2_from_each_rounds_own_start(engine: str) -> None:
+def test_fedprox_minimizes_eq_2_from_start_of_each_round(engine: str) -> None:
     """Nodes have 2, 8 and 4 steps per round; nodes that have finished leave the stack."""
     local = replace(descent(1), epochs=16.0)
     one = world(FedProx(rounds=2, mu=2.0), local, engine=engine)
@@ -228,9 +228,7 @@ def occurs(needle: torch.Tensor, hay: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("config", "personal", "shared"), PERSONAL)
-def test_a_personal_part_never_appears_in_any_message(
-    config: Any, personal: str, shared: str, engine: str
-) -> None:
+def test_messages_never_contain_personal_part(config: Any, personal: str, shared: str, engine: str) -> None:
     one = world(config(rounds=3), descent(6), engine=engine)
     crossed: list[torch.Tensor] = []
 

@@ -143,7 +143,7 @@ def test_rejects_unknown_ensemble_before_training(how: str, line: str) -> None:
     assert str(caught.value).startswith(line)
 
 
-def test_a_node_imports_no_ensemble_that_a_server_names(
+def test_node_does_not_import_ensemble_named_by_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')\n")

@@ -150,11 +150,11 @@ class Plain:
         L_H, L_A = (hard**2 * ce).mean(), -self.kl(z, z_S).mean()
         self.descend(L_H + 0.5 * L_A)
         x = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(F.cross_entropy(A(x), y), w)
-        self.w = w = (w - 0.05 * slope.sign()).clamp(0, 1).detach()
+        (gradient,) = torch.autograd.grad(F.cross_entropy(A(x), y), w)
+        self.w = w = (w - 0.05 * gradient.sign()).clamp(0, 1).detach()
         v = 2 * torch.rand(4, CLASSES, generator=torch_generator(SEED, "v", 0)) - 1
-        (slope,) = torch.autograd.grad((v * (A(x) / 2.0).softmax(1)).sum(), x)
-        x = x.detach() + 0.1 / 0.25 * slope.sign()  # 0.1 of a pixel's range, normalized by 0.25
+        (gradient,) = torch.autograd.grad((v * (A(x) / 2.0).softmax(1)).sum(), x)
+        x = x.detach() + 0.1 / 0.25 * gradient.sign()  # 0.1 of a pixel's range, normalized by 0.25
         losses = {"recognized": L_H.item(), "sought": L_A.item()}
         return {**losses, "student": self.study(x, A(x))}
 
@@ -192,14 +192,14 @@ def test_releases_of_queried_and_uploaded_models(config: Any) -> None:
     assert numbers == [steps, 1]
 
 
-def test_models_are_not_uploaded_where_outputs_alone_may_leave() -> None:
+def test_outputs_only_policy_prevents_model_upload() -> None:
     for config in (DENSER, BOOSTING):
         with raises_refused("outputs_only: parameters"):
             world(replace(config, models="uploaded"), policy=PolicyConfig())
         world(config, policy=PolicyConfig())
 
 
-def test_a_model_without_parameters_is_not_uploaded() -> None:
+def test_model_without_parameters_is_not_uploaded() -> None:
     nodes = make_nodes([Predictor(lambda images: images[:, 0, 0, :3], TO)])
     setting = {"local": LocalConfig(), "architectures": small_world.kinds_of(nodes)}
     with raises_invalid("method.models", "uploaded", "queried"):

@@ -77,7 +77,7 @@ def test_fd_counts_holders_before_clipping_negative_noise() -> None:
     close(mean_of_others(F_sum, sent, 1), torch.tensor([[0.0, 0.0], [1.4, 0.0]]))
 
 
-def test_fd_a_round_at_a_node_by_hand() -> None:
+def test_fd_round_at_a_node_by_hand() -> None:
     """phi(F, y) + gamma phi(F, F_hat), phi the cross-entropy, on the node's own batches."""
     config = FD(rounds=2, gamma=0.7)
     here = run(world(config, specs=("mlp:8",) * 2, sizes=(4, 4)), 1)  # one batch per epoch
@@ -97,7 +97,7 @@ def test_fd_a_round_at_a_node_by_hand() -> None:
     assert here.audit.traffic_totals()["by_kind"]["class scores"]["up"] == 2 * 2 * CLASSES**2 * 4
 
 
-def test_fd_response_is_not_the_buffer_that_the_next_round_changes() -> None:
+def test_fd_response_does_not_share_memory_with_next_round() -> None:
     config = FD(rounds=2)
     here = world(config, specs=("mlp:8",), sizes=(4,))
     view = NodeView(NodeGroup([here.nodes[0]]), here.side.setting)
@@ -108,7 +108,7 @@ def test_fd_response_is_not_the_buffer_that_the_next_round_changes() -> None:
     assert torch.equal(response, before)
 
 
-def test_fd_is_protected_by_noise_on_its_means_and_refused_where_steps_have_noise() -> None:
+def test_fd_supports_noise_on_means_and_refuses_dp_sgd() -> None:
     noisy = make_mechanism("noisy-outputs", outputs=OutputsConfig(noise=0.5, bound=1.0))
     budgets = Simulation(digits_world.setting("fd", {}, privacies=[noisy] * 3)).nodes[0].gate.budgets
     assert budgets is not None
@@ -148,7 +148,7 @@ def test_fedproto_class_without_prototypes_keeps_its_last() -> None:
     close(C, torch.tensor([[1.5, 2.5], [5.0, 0.0], [9.0, 9.0]]))
 
 
-def test_fedproto_a_round_at_a_node_by_hand() -> None:
+def test_fedproto_round_at_a_node_by_hand() -> None:
     """The loss is the task's plus lambda times the mean squared distance to the existing prototypes."""
     config = FedProto(rounds=1, lam=0.7)
     here = world(config, specs=("mlp:8",), sizes=(4,))
@@ -190,7 +190,7 @@ def test_prototypes_need_policy_by_name_and_no_mechanism(name: str) -> None:
 # --- FedTGP ------------------------------------------------------------------------------------------
 
 
-def test_fedtgp_the_loss_with_its_margin_by_hand() -> None:
+def test_fedtgp_loss_with_margin_by_hand() -> None:
     draw = torch.Generator().manual_seed(3)
     sent, c = torch.randn(7, P, generator=draw), torch.tensor([0, 1, 2, 2, 1, 0, 0])
     P_hat, delta = torch.randn(CLASSES, P, generator=draw), 1.3
@@ -203,7 +203,7 @@ def test_fedtgp_the_loss_with_its_margin_by_hand() -> None:
     close(contrastive_loss(sent, c, P_hat, torch.tensor(delta)), torch.stack(each).mean())
 
 
-def test_fedtgp_the_margin_is_the_largest_distance_of_two_classes_and_at_most_tau() -> None:
+def test_fedtgp_margin_is_largest_class_distance_up_to_tau() -> None:
     sent = torch.tensor([[[0.0, 0.0], [6.0, 0.0], [9.0, 9.0]], [[0.0, 2.0], [0.0, 0.0], [9.0, 9.0]]])
     held = torch.tensor([[True, True, False], [True, False, False]])
     # Means: (0, 1) and (6, 0); no node has the third class.

@@ -109,7 +109,7 @@ def test_rejects_query_in_init_state() -> None:
 
 
 @pytest.mark.parametrize("rounds", [0, -3])
-def test_a_method_without_a_round_is_refused(rounds: int) -> None:
+def test_method_without_rounds_is_refused(rounds: int) -> None:
     """The field has no range, and a student without a round would count as trained."""
     with pytest.raises(ArgumentError, match=rf"invalid method.rounds = {rounds} \(expected 1 or more"):
         build_simulation(config(Idle(rounds=rounds)))
@@ -146,7 +146,7 @@ def test_rejects_option_called_name() -> None:
     assert Posing().registered_name == f"{__name__}:Posing"
 
 
-def test_false_module_name_does_not_make_a_builtin() -> None:
+def test_false_module_name_does_not_make_method_built_in() -> None:
     posing: Any = type("FedAvg", (Idle,), {"__module__": FedAvg.__module__, "__qualname__": "FedAvg"})
     assert posing().registered_name != "fedavg"
     assert posing().registered_name not in METHODS.builtin

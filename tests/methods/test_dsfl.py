@@ -59,7 +59,7 @@ def record_queries(here: World) -> list[tuple[str, dict[str, torch.Tensor], Any]
 
 
 @pytest.mark.parametrize(("T", "beta"), [(0.1, 0.0), (0.5, 0.0), (0.1, 1.0), (0.1, 2.5)])
-def test_labels_are_the_sharpened_mean_of_the_nodes_distributions(T: float, beta: float) -> None:
+def test_labels_are_sharpened_mean_of_node_distributions(T: float, beta: float) -> None:
     """The mean of softmaxes, then a softmax at temperature T or a power of beta, one number at a time."""
     here = world(replace(CONFIG, T=T, beta=beta))
     log = record_queries(here)

@@ -85,7 +85,7 @@ def run(method: Faulty, **changes: Any) -> None:
 
 @pytest.mark.parametrize("quorum", [0.5, 1.0])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_the_method_are_blamed_on_the_server(fault: str, quorum: float) -> None:
+def test_faults_of_a_method_are_server_errors(fault: str, quorum: float) -> None:
     CALLS.clear()
     with pytest.raises(DataError, match=f"the server sent .*{re.escape(FAULTS[fault][2])}") as caught:
         run(Faulty(fault=fault), link=fedstill.LinkConfig(quorum=quorum))
@@ -93,14 +93,14 @@ def test_faults_of_the_method_are_blamed_on_the_server(fault: str, quorum: float
     assert CALLS == []
 
 
-def test_sound_tensors_are_accepted() -> None:
+def test_valid_tensors_are_accepted() -> None:
     CALLS.clear()
     run(Faulty())
     assert CALLS == ["node-0", "node-1"]
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if "not finite" not in FAULTS[fault][2]])
-def test_node_refuses_faulty_forms_before_it_computes(fault: str) -> None:
+def test_node_refuses_invalid_tensors_before_computation(fault: str) -> None:
     """For servers that do not check what they send."""
     CALLS.clear()
     nodes = make_nodes([build("mlp:4", SHAPE, 3, 0)])

@@ -44,7 +44,16 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.node_side import NodeSetting
 from tests.support import small_world
-from tests.support.small_world import CLASSES, SEED, TASK, World, in_training, made, make_nodes, same_slopes
+from tests.support.small_world import (
+    CLASSES,
+    SEED,
+    TASK,
+    World,
+    assert_close_gradients,
+    in_training,
+    made,
+    make_nodes,
+)
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -124,7 +133,7 @@ def slow_divergence(config: FedMDCG, student: torch.Tensor, teacher: torch.Tenso
 # --- a step of a node's model --------------------------------------------------------------------
 
 
-def test_a_divergence_by_hand() -> None:
+def test_divergence_by_hand() -> None:
     # Odds of 1:1 and 4:1; at temperature 2 the latter are 2:1.
     student, teacher = torch.tensor([0.0, 0.0]), torch.tensor([math.log(4.0), 0.0])
     one, two = replace(MDCG, temperature=1.0), replace(MDCG, temperature=2.0)
@@ -153,7 +162,7 @@ def test_a_divergence_by_hand() -> None:
         {"lambda1": 0.0, "lambda2": 0.0},
     ],
 )
-def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
+def test_stage_a_of_fedmd_cg_minimizes_eq_4(changes: dict[str, Any]) -> None:
     config = replace(MDCG, **changes)
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
@@ -175,7 +184,7 @@ def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
     G_sent = received(config, node)
     loss = stepped(node, ("model",), partial(config.model_step, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
-    same_slopes(node.model, model)
+    assert_close_gradients(node.model, model)
 
 
 def plain_step(node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -193,7 +202,7 @@ def test_stage_a_is_plain_training_in_the_first_round() -> None:
     assert torch.equal(to_vector(one.model), to_vector(other.model))
 
 
-def test_fedcgs_model_descends_cross_entropy_and_gamma_times_the_distance() -> None:
+def test_fedcg_model_minimizes_cross_entropy_plus_gamma_times_distance() -> None:
     config = replace(CG, gamma=0.6 / gamma_share(1, CG.rounds))
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
@@ -205,11 +214,11 @@ def test_fedcgs_model_descends_cross_entropy_and_gamma_times_the_distance() -> N
     G_sent = received(config, node)
     loss = stepped(node, ("model",), partial(config.model_step, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
-    same_slopes(node.model, model)
+    assert_close_gradients(node.model, model)
 
 
 @pytest.mark.parametrize(("beta", "decay"), [(0.0, 1.0), (0.7, 0.9)])
-def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> None:
+def test_fedgen_model_minimizes_its_three_losses(beta: float, decay: float) -> None:
     """Losses on its data, on features for labels of all nodes, and towards G's output for its own labels."""
     config = replace(GEN, alpha=0.3, beta=beta, decay=decay)
     node = prepared(config)
@@ -230,7 +239,7 @@ def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> N
     G_sent = received(config, node, 2)
     loss = stepped(node, ("model",), partial(config.train_step, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
-    same_slopes(node.model, model)
+    assert_close_gradients(node.model, model)
 
 
 # --- a step of a node's generator ----------------------------------------------------------------
@@ -239,7 +248,7 @@ def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> N
 @pytest.mark.parametrize(
     "changes", [*({"diversity": form} for form in ("none", "div0", "div1", "div2")), PRINTED]
 )
-def test_stage_b_of_fedmd_cg_descends_eq_9(changes: dict[str, Any]) -> None:
+def test_stage_b_of_fedmd_cg_minimizes_eq_9(changes: dict[str, Any]) -> None:
     config = replace(MDCG, **changes)
     form = config.diversity
     node = prepared(config)
@@ -255,7 +264,7 @@ def test_stage_b_of_fedmd_cg_descends_eq_9(changes: dict[str, Any]) -> None:
     plain.backward()
     loss = stepped(node, ("generator",), partial(config.generator_step, 1))
     assert loss == pytest.approx(plain.item(), rel=1e-4)
-    same_slopes(node.modules["generator"], G, atol=1e-5)
+    assert_close_gradients(node.modules["generator"], G, atol=1e-5)
     assert torch.equal(to_vector(node.model), before)
 
 
@@ -276,11 +285,11 @@ def test_fedcg_trains_critic_and_generator_with_fixed_model() -> None:
     loss = stepped(node, ("generator", "critic"), partial(CG.generator_step, 1))
     assert loss == pytest.approx((L_D + L_G).item(), rel=1e-4)
     torch.testing.assert_close(to_vector(node.modules["critic"]), to_vector(critic), rtol=1e-4, atol=1e-6)
-    same_slopes(node.modules["generator"], G)
+    assert_close_gradients(node.modules["generator"], G)
     assert torch.equal(to_vector(node.model), before)
 
 
-def test_batches_of_one_cannot_be_normalized() -> None:
+def test_rejects_local_batch_of_one() -> None:
     with pytest.raises(ArgumentError, match=r"nodes\.local\.batch = 1"):
         served(MDCG, local=replace(LOCAL, batch=1))
 
@@ -289,7 +298,7 @@ def test_batches_of_one_cannot_be_normalized() -> None:
 
 
 @pytest.mark.parametrize("method", [MDCG, CG, GEN, replace(GEN, shares="model")], ids=lambda one: one.title)
-def test_the_extractor_is_in_no_message(method: Any) -> None:
+def test_messages_never_contain_extractor(method: Any) -> None:
     here = small_world.run(served(method))
     model = here.nodes[0].model
     head, generator = to_vector(model.head).numel(), to_vector(here.server.state.G).numel()
@@ -306,7 +315,7 @@ def test_the_extractor_is_in_no_message(method: Any) -> None:
     }
 
 
-def test_the_head_is_replaced_and_extractor_and_generator_are_not() -> None:
+def test_nodes_receive_head_and_keep_extractor_and_generator() -> None:
     config, nodes = replace(MDCG, aggregation="ave", generator_lr=0.0), nodes_of()
     here = served(config, nodes, replace(LOCAL, lr=0.0, lr_end=0.0))  # only received weights change
     server, student = here.server, here.server.student
@@ -383,7 +392,7 @@ def test_eq_10_to_12_against_a_loop_over_nodes_and_examples(config: FedMDCG) -> 
     assert losses.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_fedcgs_distillation_against_a_loop() -> None:
+def test_fedcg_distillation_against_a_loop() -> None:
     G, D, uploads = networks(3)
     c, _ = noise_and_labels()
     pi, teacher = [0.2, 0.3, 0.5], torch.zeros(6, CLASSES)
@@ -396,7 +405,7 @@ def test_fedcgs_distillation_against_a_loop() -> None:
     )
 
 
-def test_only_the_global_networks_learn_and_each_where_the_paper_says() -> None:
+def test_each_loss_trains_its_global_networks_only() -> None:
     G, D, uploads = networks(2)
     c, y = noise_and_labels()
 
@@ -437,7 +446,7 @@ def test_averages_are_weighted_by_data_and_include_buffers() -> None:
     assert generators[0].state_dict()["1.running_mean"].abs().sum() > 0
 
 
-def test_consistency_is_the_cross_entropy_of_local_heads_on_local_generators() -> None:
+def test_consistency_is_cross_entropy_of_local_heads_on_local_generators() -> None:
     here = served(replace(MDCG, aggregation="ave"), nodes_of(3))
     consistency = here.server.step()["consistency"]
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])
@@ -452,7 +461,7 @@ def test_consistency_is_the_cross_entropy_of_local_heads_on_local_generators() -
 
 
 @pytest.mark.parametrize("shares", ["head", "model"])
-def test_fedgens_generator_loss_against_a_loop(shares: Any) -> None:
+def test_fedgen_generator_loss_against_a_loop(shares: Any) -> None:
     nodes, config = nodes_of(), replace(GEN, shares=shares)
     server = served(config, nodes).server
     server.step()
@@ -472,7 +481,7 @@ def test_fedgens_generator_loss_against_a_loop(shares: Any) -> None:
     assert losses[1].item() == pytest.approx(diversity_loss("div0", f, z, y).item(), rel=1e-5)
 
 
-def test_only_fedgens_generator_learns_at_the_server() -> None:
+def test_fedgen_server_trains_only_the_generator() -> None:
     nodes = nodes_of()
     server = served(GEN, nodes).server
     first = server.step()

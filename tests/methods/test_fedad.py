@@ -113,7 +113,7 @@ def test_attention_map_by_hand() -> None:
     assert outputs_and_attention(model, "0", torch.zeros(1, 1, 4, 4), 2)[1].tolist() == [[0.0] * 4]
 
 
-def test_maps_of_coarser_activations_are_brought_to_the_size() -> None:
+def test_maps_of_coarser_activations_are_resized() -> None:
     model = build("small-cnn:4", (1, 16, 16), 3, 0)
     A = outputs_and_attention(model, "10", torch.randn(2, 1, 16, 16), 8)[1]  # the layer's maps are 4 x 4
     assert A.shape == (2, 64)
@@ -125,7 +125,7 @@ def test_maps_of_coarser_activations_are_brought_to_the_size() -> None:
 # --- queries and targets ---------------------------------------------------------------------------
 
 
-def test_targets_are_the_weighted_mean_and_the_nodes_intersection_and_union() -> None:
+def test_targets_are_weighted_mean_intersection_and_union_of_nodes() -> None:
     made = run(world(), 1)
     z, A = responses_of(made)
     shares = torch.tensor([4.0, 7.0, 10.0]) / 21  # shares of all images
@@ -171,7 +171,7 @@ def test_student_learns_outputs_and_attention() -> None:
 # --- privacy ---------------------------------------------------------------------------------------
 
 
-def test_attention_maps_are_outputs_that_dp_sgd_covers_and_noise_on_logits_does_not() -> None:
+def test_attention_maps_are_covered_by_dp_sgd_but_not_by_noise_on_logits() -> None:
     side = world().side
     query = side.queries["predict"]
     assert Gate("n0", PolicyConfig(outputs_only=True), AuditLog()).refusal_reason(query) is None

@@ -50,7 +50,7 @@ def logits(student: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shrinkage", [0.0, 0.3])
-def test_head_over_nodes_equals_discriminant_analysis_of_pooled_features(shrinkage: float) -> None:
+def test_head_equals_discriminant_analysis_of_pooled_features(shrinkage: float) -> None:
     pooled, test = vectors(), vectors(60, seed=1)
     reference = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage)
     reference.fit(pooled.inputs.numpy(), pooled.targets.numpy())
@@ -59,7 +59,7 @@ def test_head_over_nodes_equals_discriminant_analysis_of_pooled_features(shrinka
     torch.testing.assert_close(logits(student), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_head_is_the_bayes_classifier_of_normal_classes_with_the_covariance_of_all_features() -> None:
+def test_head_is_bayes_classifier_of_normal_classes_with_common_covariance() -> None:
     pooled, test = vectors(), vectors(60, seed=1)
     x, y = pooled.inputs.double().numpy(), pooled.targets.numpy()
     Sigma = np.cov(x, rowvar=False)  # around the global mean, divided by N - 1
@@ -110,7 +110,7 @@ def test_passes_the_checks_for_custom_methods(options: dict[str, Any]) -> None:
     fedstill.check_method(method, partial(setting, method))
 
 
-def test_planned_queries_are_those_of_a_run() -> None:
+def test_planned_queries_equal_those_of_a_run() -> None:
     """Plans allow nodes to respond with files."""
     method = FedCGS()
     result = Simulation(setting(method)).run()

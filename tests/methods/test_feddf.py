@@ -89,7 +89,7 @@ def trained(node: Node, model: nn.Module, t: int, rounds: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("specs", [ALIKE, RESNETS], ids=["mlp", "batch norm"])
-def test_without_distillation_it_is_fedavgs_weighted_mean(specs: tuple[str, ...]) -> None:
+def test_without_distillation_feddf_equals_fedavg(specs: tuple[str, ...]) -> None:
     here = world(replace(CONFIG, steps=0), specs=specs, student=specs[0])
     start = copy.deepcopy(here.server.student)
     run(here, 1)
@@ -149,7 +149,7 @@ def test_teachers_weighted_by_label_counts(specs: tuple[str, ...]) -> None:
         torch.testing.assert_close(taught, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_each_public_input_goes_once_through_each_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_teacher_predicts_each_public_input_once(monkeypatch: pytest.MonkeyPatch) -> None:
     here, sizes = world(replace(CONFIG, steps=50)), []
 
     def counted(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
@@ -173,7 +173,7 @@ def test_batch_norm_keeps_the_averaged_statistics() -> None:
 # --- several architectures -----------------------------------------------------------------------
 
 
-def test_each_architecture_has_its_own_average_and_none_is_mixed() -> None:
+def test_architectures_are_averaged_separately() -> None:
     here = world(replace(CONFIG, steps=0), specs=MIXED, student="mlp:8")
     start = firsts(here)
     run(here, 1)
@@ -188,7 +188,7 @@ def test_each_architecture_has_its_own_average_and_none_is_mixed() -> None:
         torch.testing.assert_close(to_vector(student), mean, rtol=1e-3, atol=1e-4)
 
 
-def test_loss_is_that_of_the_global_student(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_belongs_to_global_student(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(CONFIG, specs=MIXED, student="lenet5:6")
     central = here.server.student
     monkeypatch.setattr(feddf, "distill", lambda student, *given: 1.0 if student is central else 2.0)

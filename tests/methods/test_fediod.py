@@ -209,9 +209,9 @@ class Plain:
         self.replay += zip(x.detach(), z_bar.detach(), strict=True)
         self.replay = self.replay[-config.student.memory :]
         self.S.train()
-        for turn in range(config.student.steps):
+        for step in range(config.student.steps):
             if config.student_inputs == "fresh":
-                draw = torch_generator(SEED, "fresh w", self.t, turn)
+                draw = torch_generator(SEED, "fresh w", self.t, step)
                 with torch.no_grad():
                     x = self.G(torch.randn(config.batch, config.generator.noise, generator=draw))
                     target = self.responses(x, self.draw())[-1]

@@ -169,7 +169,7 @@ def test_pretraining_weights_critics_as_training_does() -> None:
     assert abs(losses["size"] - losses["average"]) > 1e-4, "nodes are of unlike sizes"
 
 
-def test_pretraining_comes_before_noise_is_turned_into_inputs_too() -> None:
+def test_student_schedule_excludes_pretraining() -> None:
     """The generator's rate decreases over all steps, the student's over the steps in which it is trained."""
     one = world(pretrain=1, steps=2, student={"lr": 0.5, "lr_end": 0.1})
     rates = []
@@ -210,15 +210,15 @@ def test_replayed_maps_are_augmented_with_images(augment: Any) -> None:
     assert torch.equal(moved, x) == (augment == "none")
     if augment == "turn":
         for before, after in zip(x, moved, strict=True):
-            ways = [torch.rot90(image, k, (-2, -1)) for image in (before, before.flip(-1)) for k in range(4)]
-            assert any(torch.equal(after, way) for way in ways)
+            poses = [torch.rot90(image, k, (-2, -1)) for image in (before, before.flip(-1)) for k in range(4)]
+            assert any(torch.equal(after, pose) for pose in poses)
 
 
 def test_shift_flip_mirrors_half_of_the_images() -> None:
     x = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(0))
-    ways: tuple[Augment, ...] = ("shift", "shift-flip")
+    modes: tuple[Augment, ...] = ("shift", "shift-flip")
     samples = []
-    for augment in ways:
+    for augment in modes:
         memory = Replay(200, augment, TASK, SHAPE, SEED)
         memory.add(x.repeat(20, 1, 1, 1), torch.zeros(160, 2, *SHAPE[1:]))
         samples.append(memory.sample(100, 0)[0])
@@ -237,7 +237,7 @@ def test_rejects_invalid_replay_augmentation() -> None:
 # --- label shift ---------------------------------------------------------------------------------
 
 
-def test_label_shift_corrects_targets_to_the_nodes_class_shares() -> None:
+def test_label_shift_corrects_targets_to_class_shares_of_node() -> None:
     one = world(label_shift=True, importance="size", student={"steps": 1})
     student = one.server.state.student
     learned: list[torch.Tensor] = []
@@ -268,7 +268,7 @@ def test_label_shift_ignores_absent_classes() -> None:
     assert torch.equal(shift.correct_logits(torch.zeros(1, 3)), torch.zeros(1, 3))
 
 
-def test_label_shift_is_for_classes() -> None:
+def test_label_shift_requires_classes() -> None:
     with raises_invalid("method.label_shift", True, "false"):
         world(task=RECONSTRUCTION, label_shift=True).server.step()
 
@@ -347,7 +347,7 @@ def test_models_get_measured_images() -> None:
         torch.testing.assert_close(x, measured)
 
 
-def test_it_is_for_tasks_with_maps_and_plain_fediod_for_the_others() -> None:
+def test_fediod_maps_requires_maps_and_fediod_refuses_them() -> None:
     assert unmet_need(FedIODMaps().needs(), TASK) is unmet_need(FedIOD().needs(), Classification(2)) is None
     assert "has none" in str(unmet_need(FedIODMaps().needs(), Classification(2)))
     assert "generates them from label maps" in str(unmet_need(FedIOD().needs(), TASK))

@@ -97,7 +97,7 @@ def by_hand(here: World, predictions: int = 1) -> torch.Tensor:
 # --- the ensemble, Eq. 1-4 -----------------------------------------------------------------------
 
 
-def test_the_ensemble_is_eq_1_by_hand() -> None:
+def test_ensemble_of_eq_1_by_hand() -> None:
     here = run(world(CLEAR), 1)
     torch.testing.assert_close(targets(here), by_hand(here), rtol=1e-4, atol=1e-5)
     equal = run(world(replace(CLEAR, weights="equal")), 1)
@@ -126,7 +126,7 @@ def test_fixed_bound_needs_no_query_and_clips() -> None:
     assert ("run", "n0", "up", "logit range") in agreed.audit.totals.bytes
 
 
-def test_the_servers_noise_is_laplace_on_the_weighted_sum() -> None:
+def test_server_noise_is_laplace_on_weighted_sum() -> None:
     clear, noisy = (targets(run(world(replace(CLEAR, gamma=gamma)), 1)) for gamma in (math.inf, 0.5))
     noise = noisy - clear
     assert noise.abs().mean() == pytest.approx(2.0, rel=0.3)  # E|Lap(1 / gamma)| = 1 / gamma
@@ -146,7 +146,7 @@ def test_node_noise_charges_rows_and_counts() -> None:
         assert total_charged(here.audit, node.name) == ({row: 2 * N, "laplace(2.0)": 1}, 0)
 
 
-def test_the_quantizer_comes_after_the_noise_and_costs_nothing_more() -> None:
+def test_quantizer_is_applied_after_noise_at_no_cost() -> None:
     sent = {"rows": torch.tensor([0, N]), "view": torch.tensor(0)}
     clear = replace(CLEAR, weights="equal", z_max=30.0)
     noisy = world(clear, privacy=NOISY).federation.query("predict", **sent)["logits"]
@@ -223,7 +223,7 @@ def test_one_node_without_noise_and_fine_levels_is_plain_distillation(tau: float
     same(here.server.student, student, rtol=1e-3, atol=1e-4)
 
 
-def test_several_predictions_are_of_the_images_that_the_student_sees() -> None:
+def test_repeated_predictions_use_the_images_of_the_student() -> None:
     config = replace(CLEAR, predictions=3, student=replace(CLEAR.student, epochs=6))
     here = run(world(config), 1)
     expected = by_hand(here, 3)
@@ -238,7 +238,7 @@ def test_several_predictions_are_of_the_images_that_the_student_sees() -> None:
     assert here.server.step()["student"] == pytest.approx(expected_loss, rel=1e-3)
 
 
-def test_labeled_public_data_join_every_node_and_count() -> None:
+def test_labeled_public_data_are_added_to_every_node_and_counted() -> None:
     plain, joined = world(CONFIG), world(replace(CONFIG, labeled=True))
     labels = joined.public.labels
     assert labels is not None
@@ -257,7 +257,7 @@ def test_labeled_public_data_join_every_node_and_count() -> None:
 # --- engines, evaluation -----------------------------------------------------------------
 
 
-def test_the_ensemble_for_evaluation_is_without_noise() -> None:
+def test_ensemble_for_evaluation_has_no_noise() -> None:
     here = world(replace(CONFIG, gamma=0.1))
     x = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

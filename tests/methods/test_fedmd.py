@@ -62,7 +62,7 @@ def record_queries(here: World, monkeypatch: pytest.MonkeyPatch) -> list[tuple[s
     return log
 
 
-def test_the_consensus_is_the_mean_of_all_class_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consensus_is_mean_of_class_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(CONFIG)
     log = record_queries(here, monkeypatch)
     before = responses(here)
@@ -142,7 +142,7 @@ def test_digest_and_revisit_by_hand() -> None:
     same(node.model, model, rtol=1e-3, atol=1e-5)
 
 
-def test_the_whole_local_budget_is_used_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_use_exactly_the_local_training_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     spans = []
     train = local_training.train
 
@@ -159,7 +159,7 @@ def test_the_whole_local_budget_is_used_and_no_more(monkeypatch: pytest.MonkeyPa
 # --- transfer learning ---------------------------------------------------------------------------
 
 
-def test_transfer_learning_is_on_labeled_public_data_and_comes_first() -> None:
+def test_transfer_learning_on_public_data_is_first() -> None:
     config = replace(CONFIG, public_epochs=20, initial_rounds=0, digest_lr=1e-2)
     here = world(config)
     assert here.side.initial_training is None

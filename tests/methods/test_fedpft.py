@@ -140,7 +140,7 @@ def test_passes_the_checks_for_custom_methods(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("components", [1, 2])
-def test_planned_queries_are_those_of_a_run(components: int) -> None:
+def test_planned_queries_equal_those_of_a_run(components: int) -> None:
     """Plans allow nodes to respond with files."""
     method = FedPFT(components=components, student=SHORT)
     result = Simulation(setting(method)).run()

@@ -57,7 +57,7 @@ def world(config: Any, *models: nn.Module, precision: Precision = "float32") -> 
     return small_world.world(config, nodes, made("mlp:8", "student"), local=LocalConfig(), compute=compute)
 
 
-def slopes(one: World) -> torch.Tensor:
+def generator_gradients(one: World) -> torch.Tensor:
     """Return the estimated gradients that train G in the next step."""
     one.server.step()
     return torch.cat([parameter.grad.flatten() for parameter in one.server.state.generator.G.parameters()])
@@ -67,7 +67,7 @@ def slopes(one: World) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("q", [1, 4, 16, 64])
-def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q: int) -> None:
+def test_squared_error_of_estimate_is_d_minus_1_over_q(q: int) -> None:
     """The responses are linear in x, so finite differences are exact."""
     d, classes, inputs = 6, 3, 4000
     draw = torch.Generator().manual_seed(q)
@@ -87,8 +87,10 @@ def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q
 def test_differences_approximate_gradients_of_nodes() -> None:
     """Many directions give an accurate estimate; without directions there is none."""
     config = replace(IOD, conf=5.0)
-    ways = ({}, {"backpropagate": False, "directions": 3000, "epsilon": 0.01}, {"backpropagate": False})
-    through, around, mimicking = (slopes(world(replace(config, **way))) for way in ways)  # type: ignore[arg-type]
+    variants = ({}, {"backpropagate": False, "directions": 3000, "epsilon": 0.01}, {"backpropagate": False})
+    through, around, mimicking = (
+        generator_gradients(world(replace(config, **variant))) for variant in variants
+    )  # type: ignore[arg-type]
     assert F.cosine_similarity(around, through, dim=0) > 0.98
     assert around.norm().item() == pytest.approx(through.norm().item(), rel=0.1)
     assert F.cosine_similarity(mimicking, through, dim=0) < 0.5
@@ -102,8 +104,10 @@ def test_differences_approximate_gradients_of_nodes() -> None:
     ],
     ids=["fedzge", "fediod"],
 )
-def test_differences_are_not_rounded_away_by_nodes_that_compute_in_bfloat16(config: Any) -> None:
-    assert torch.equal(slopes(world(config, precision="bfloat16")), slopes(world(config)))
+def test_differences_are_exact_for_nodes_with_bfloat16(config: Any) -> None:
+    assert torch.equal(
+        generator_gradients(world(config, precision="bfloat16")), generator_gradients(world(config))
+    )
 
 
 @pytest.mark.parametrize("importance", ["realness", "odds"])
@@ -171,8 +175,8 @@ def test_step_equals_plain_implementation() -> None:
     for b in range(4):
         for j in range(2):
             shifted = ensemble((x[b] + 0.01 * u[j, b]).detach().unsqueeze(0))[0]
-            slope = (z.grad[b] * (shifted - z[b])).sum() / 0.01  # of the loss, along u_j
-            leaf.grad[b] += 64 / 2 * slope.detach() * u[j, b]
+            derivative = (z.grad[b] * (shifted - z[b])).sum() / 0.01  # of the loss, along u_j
+            leaf.grad[b] += 64 / 2 * derivative.detach() * u[j, b]
     x.backward(leaf.grad)
     adam.step()
     for mine, theirs in zip(one.server.state.generator.G.parameters(), G.parameters(), strict=True):

@@ -62,7 +62,7 @@ def world(
 # --- releases of the target -------------------------------------------------------------------------
 
 
-def test_target_releases_features_of_the_servers_network() -> None:
+def test_target_releases_features_of_server_network() -> None:
     made = world(replace(CONFIG, target="n1"))
     server, w = copy.deepcopy(made.server.student), to_vector(made.server.student)
     features = made.federation.query("send_features", nodes=["n1"], parameters=w, round=torch.tensor(1))[
@@ -92,7 +92,7 @@ def test_queries_and_bytes_of_features() -> None:
     assert set(summary["by_kind"]) == {"data sizes", FEATURES, "parameters", "schedule"}  # no identifiers
 
 
-def test_a_target_that_is_no_node_is_refused() -> None:
+def test_rejects_target_that_is_not_a_node() -> None:
     with raises_invalid("method.target", "x", "one of n0, n1, n2"):
         world(replace(CONFIG, target="x"))
 
@@ -112,7 +112,7 @@ def test_mechanisms_refuse_features_and_adversarial_training() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_without_alignment_it_is_fedavg(engine: str) -> None:
+def test_without_alignment_fl_mrcm_equals_fedavg(engine: str) -> None:
     made, plain = (
         run(world(config, engine=engine)) for config in (replace(CONFIG, lambda_adv=0.0), FedAvg(rounds=2))
     )
@@ -120,7 +120,7 @@ def test_without_alignment_it_is_fedavg(engine: str) -> None:
     assert set(made.side.queries) == {"count_samples", "train"}
 
 
-def test_a_step_at_a_source_by_hand() -> None:
+def test_step_at_source_by_hand() -> None:
     """First a step of the identifier, then plain descent of the model against the updated identifier."""
     rate = 0.1
     local = replace(LOCAL, optimizer="sgd", lr=rate, lr_end=rate, momentum=0.0)
@@ -137,14 +137,14 @@ def test_a_step_at_a_source_by_hand() -> None:
     ones, zeros = torch.ones(4, 1), torch.zeros(4, 1)
     fooled = F.binary_cross_entropy_with_logits
     L_C = 0.5 * (fooled(C(z_t), ones) + fooled(C(z.detach()), zeros))
-    for weight, slope in zip(C.parameters(), torch.autograd.grad(L_C, list(C.parameters())), strict=True):
-        weight.grad = slope
+    for weight, gradient in zip(C.parameters(), torch.autograd.grad(L_C, list(C.parameters())), strict=True):
+        weight.grad = gradient
     adam.step()
     loss = (model(x) - y).abs().mean() + 0.7 * fooled(C(z), ones)
-    slopes = torch.autograd.grad(loss, list(model.parameters()))
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
     with torch.no_grad():
-        for parameter, slope in zip(model.parameters(), slopes, strict=True):
-            parameter.sub_(rate * slope)
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.sub_(rate * gradient)
 
     group = NodeGroup([node])
     group.module("model").train(True)
@@ -157,7 +157,7 @@ def test_a_step_at_a_source_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("spec", "part"), [("unet:4", "extractor.encoder"), ("small-cnn:4", EXTRACTOR)])
-def test_latent_features_are_the_encoders_or_else_the_extractors(spec: str, part: str) -> None:
+def test_latent_features_are_from_encoder_or_extractor(spec: str, part: str) -> None:
     assert latent_module_name(split_model(build(spec, SHAPE, 1, 0), "model")) == part
 
 

@@ -52,5 +52,5 @@ def compared(nodes: int) -> int:
     return Compared.count + calls
 
 
-def test_choosing_nodes_takes_twice_as_long_among_twice_as_many() -> None:
+def test_selection_takes_linear_time() -> None:
     assert compared(400) <= 2.2 * compared(200)

@@ -71,21 +71,21 @@ def code_matches(pattern: str, *, whole: bool = False, names: bool = False) -> l
     ]
 
 
-def test_no_method_is_known_by_name() -> None:
+def test_code_contains_no_method_names() -> None:
     classes = [path.rpartition(":")[2] for path in METHODS.builtin.values()]
     names = {*METHODS.builtin, *classes} - FIGURES - {"Centralized", "Standalone"}
     # A preset's name contains that of a method.
     assert code_matches(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(names)))})(?![\w-])", names=True) == []
 
 
-def test_no_option_of_a_method_is_known_by_name() -> None:
+def test_code_contains_no_method_option_names() -> None:
     options = {
         field.name for method in METHODS.importable_objects().values() for field in dataclasses.fields(method)
     }
     assert code_matches(rf"\bmethod\.({'|'.join(sorted(options))})\b") == []
 
 
-def test_no_tensor_of_a_method_is_known_by_name() -> None:
+def test_code_contains_no_method_tensor_names() -> None:
     """Other packages know payload kinds; a tensor that has the name of its kind counts as a kind."""
     tensors: set[str] = set()
     for task in (TASKS[name]().minimal_task() for name in TASKS.builtin):

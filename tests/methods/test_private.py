@@ -85,7 +85,7 @@ def schedule(experiment: Simulation, index: int) -> PrivacyCost | None:
 
 
 @pytest.mark.parametrize(("method", "options", "mechanism"), CASES)
-def test_a_whole_run_costs_what_its_mechanism_declares(
+def test_cost_of_run_equals_declared_cost(
     method: str, options: dict[str, Any], mechanism: str, tmp_path: Path
 ) -> None:
     experiment, metrics = ran(setting(method, options, [privately(mechanism)] * 3), tmp_path)
@@ -137,14 +137,14 @@ def test_fediod_under_pate_by_hand() -> None:
     assert noises == pytest.approx([2 / (2 * 8**0.5), 2 / 4])
 
 
-def test_fedavg_charges_each_round_its_part() -> None:
+def test_fedavg_charges_each_round() -> None:
     experiment, _ = ran(setting("fedavg", {"rounds": 2}, [privately("dp-sgd", counts_noise=2.0)] * 3))
     for node, size, steps in zip(experiment.nodes, SIZES, (5, 3, 5), strict=True):
         cost = PrivacyCost({Event("gaussian", 0.5, rate=16 / size): steps, Event("laplace", 2.0): 1})
         assert total_charged(experiment.audit, node.name) == (cost_to_dict(cost), 0)
 
 
-def test_nodes_may_differ_in_how_they_protect() -> None:
+def test_nodes_may_use_different_mechanisms() -> None:
     privacies = [privately("dp-sgd"), privately("pate"), NoPrivacy()]
     _, metrics = ran(setting("fediod", {}, privacies))
     record = metrics["privacy"]
@@ -201,10 +201,10 @@ def test_resumed_run_is_charged_once(
     given = [privately(mechanism)] * 3
     whole, metrics = ran(setting(method, {}, given))
     broken = Simulation(setting(method, {}, given))
-    step, turns = Server.step, iter(range(1))
+    step, allowed_steps = Server.step, iter(range(1))
 
     def stops(self: Any) -> Any:
-        if next(turns, None) is None:
+        if next(allowed_steps, None) is None:
             raise Stopped
         return step(self)
 
@@ -224,7 +224,7 @@ def test_resumed_run_is_charged_once(
 # --- refusals -----------------------------------------------------------------------------------------
 
 
-def test_training_rounds_are_refused_under_pate_and_unprotected_under_noisy_outputs() -> None:
+def test_pate_refuses_training_rounds_and_noisy_outputs_give_no_guarantee() -> None:
     with raises_refused("privacy", "trained once"):
         Simulation(setting("fedavg", {}, [privately("pate")] * 3))
     _, metrics = ran(setting("fedavg", {}, [privately("noisy-outputs")] * 3))
@@ -233,24 +233,24 @@ def test_training_rounds_are_refused_under_pate_and_unprotected_under_noisy_outp
         Simulation(setting("fedavg", {}, [privately("noisy-outputs", epsilon=100.0)] * 3))
 
 
-def test_public_data_among_a_nodes_own_are_refused_under_a_mechanism() -> None:
+def test_mechanism_refuses_public_data_in_local_training() -> None:
     with raises_invalid("privacy.mechanism of node-0", "dp-sgd", "none", "public data"):
         Simulation(setting("fedkd", {"labeled": True, "levels": 0}, [privately("dp-sgd")] * 3))
 
 
-def test_ratings_of_critics_on_the_records_themselves_are_refused_under_a_budget() -> None:
+def test_budget_refuses_critic_outputs_on_records() -> None:
     bare = setting("fediod", {"importance": "realness"}, [privately("pate", epsilon=1e6)] * 3)
     with raises_refused("privacy: a budget is set", "pate", "critic", query="count_labels"):
         Simulation(bare)
 
 
 @pytest.mark.parametrize("mechanism", ["pate", "noisy-outputs"])
-def test_a_distance_to_batch_norm_that_no_noise_covers_is_refused_under_a_budget(mechanism: str) -> None:
+def test_budget_refuses_batch_norm_distance_without_noise(mechanism: str) -> None:
     bare = setting("dense", {}, [privately(mechanism, epsilon=1e6)] * 3)
     with raises_refused("privacy", "batch norm distance"):
         Simulation(bare)
 
 
-def test_a_run_beyond_the_budget_is_refused_before_anything_is_trained() -> None:
+def test_run_over_budget_is_refused_before_training() -> None:
     with raises_refused("privacy budget", "epsilon 0.5"):
         Simulation(setting("fediod", {}, [privately("dp-sgd", epsilon=0.5)] * 3))

@@ -128,5 +128,5 @@ def test_cached_records_of_an_earlier_query_are_refused() -> None:
         run("on_cached_records", warm_up=True)
 
 
-def test_each_query_reads_for_itself() -> None:
+def test_each_query_tracks_its_own_reads() -> None:
     assert run("on_public", warm_up=True) == [True, True]

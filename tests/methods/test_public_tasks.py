@@ -122,7 +122,7 @@ METHODS = (
 @pytest.mark.usefixtures("steady_adam")
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("method", METHODS, ids=method_name)
-def test_each_method_runs_each_task_on_both_engines_alike(name: str, method: Any) -> None:
+def test_methods_run_tasks_equally_on_both_engines(name: str, method: Any) -> None:
     key = task_of(name).metric
     metrics = [
         Simulation(setting(name, method, engine=EngineConfig(batching=engine))).run()
@@ -165,7 +165,7 @@ def test_node_without_a_label_has_no_weight_for_it() -> None:
 @pytest.mark.parametrize(
     ("name", "predictions"), [("segmentation", 1), ("segmentation", 2), ("reconstruction", 1)]
 )
-def test_maps_and_images_are_ensembled_pixel_by_pixel(name: str, predictions: int) -> None:
+def test_maps_and_images_are_ensembled_per_pixel(name: str, predictions: int) -> None:
     parts = [data_of(name, 6, 0), data_of(name, 4, 1)]
     experiment, z = taught(name, replace(CLEAR, predictions=predictions), parts)  # (2, 21, C, 8, 8)
     counts = torch.stack([task_of(name).counts(part) for part in parts]).float()

@@ -27,8 +27,8 @@ def pairs(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 def held(memory: Replay) -> set[float]:
     """Return all stored inputs, found by repeated sampling; check that pairs stay together."""
     values: set[float] = set()
-    for turn in range(200):
-        inputs, targets = memory.sample(1, turn)
+    for step in range(200):
+        inputs, targets = memory.sample(1, step)
         assert torch.equal(10 * inputs[:, 0, 0, 0], targets[:, 0])
         values |= set(inputs[:, 0, 0, 0].tolist())
     return values
@@ -43,8 +43,8 @@ def test_replay_overwrites_the_oldest_when_full() -> None:
         ({3, 4, 5, 6, 7}, 5),
         ({5, 6, 7, 8, 9}, 5),
     ]
-    for turn, (content, length) in enumerate(expected):
-        memory.add(*pairs(2 * turn, 2))
+    for step, (content, length) in enumerate(expected):
+        memory.add(*pairs(2 * step, 2))
         assert held(memory) == content
         assert len(memory) == length
 

@@ -113,7 +113,7 @@ def test_server_sees_one_response_without_nodes(monkeypatch: pytest.MonkeyPatch)
     }
 
 
-def test_responses_in_a_sum_have_the_digits_of_float32() -> None:
+def test_summed_responses_have_float32_precision() -> None:
     """Numbers with few digits, added with known weights, could be separated."""
     models = [disagreeing(made("mlp:8", index)) for index in range(3)]
     local, compute = LocalConfig(), Compute(EngineConfig(precision="bfloat16"))
@@ -130,7 +130,7 @@ def test_responses_in_a_sum_have_the_digits_of_float32() -> None:
     torch.testing.assert_close(mean, own / sum(len(node.data) for node in here.nodes), rtol=0, atol=1e-5)
 
 
-def test_a_class_that_no_node_holds_is_never_the_consensus() -> None:
+def test_consensus_excludes_classes_without_records() -> None:
     here = world(FEDKD, True)
     for node in here.nodes:
         node.data = replace(node.data, targets=node.data.targets.clamp(max=CLASSES - 2))

@@ -115,10 +115,10 @@ def test_residual_unet_learns_the_residual() -> None:
     first = (model(x) - y).abs().mean().item()
     for _ in range(60):
         loss = (model(x) - y).abs().mean()
-        for parameter, slope in zip(
+        for parameter, gradient in zip(
             model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
         ):
-            parameter.grad = slope
+            parameter.grad = gradient
         adam.step()
     assert loss.item() < 0.5 * first
 

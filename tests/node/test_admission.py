@@ -96,7 +96,7 @@ def test_rejects_invalid_rules(option: str, value: Any) -> None:
         PolicyConfig(**{option: value})
 
 
-def test_allowed_server_is_admitted_however_its_fingerprint_is_written(tmp_path: Path) -> None:
+def test_allowed_server_is_admitted_for_any_fingerprint_format(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", f'allowed_servers = ["{KNOWN.upper()}"]\n')
     clinic.host.server_fingerprint = KNOWN
     assert joined(clinic)
@@ -139,12 +139,12 @@ def test_refusal_does_not_reveal_classes(tmp_path: Path) -> None:
         (clinic.folder / "node.toml").write_text(NODE.replace("[model]\n", f"{data}[model]\n"))
         clinic.again()
         clinics.append(clinic)
-    named, anybody = clinics
+    named, unrestricted = clinics
     for each, classes in enumerate((("common", "other"), ("rare", "common"), ("common", "rare", "other"))):
         for each_clinic in clinics:
             each_clinic.plan = replace(PLAN, run=f"run-{each}", spec=replace(PLAN.spec, classes=classes))
         assert refused(named) == "classes: the run's classes differ from the owner's"
-        assert joined(anybody) is ("rare" in classes), "where the owner names none, it would be learned"
+        assert joined(unrestricted) is ("rare" in classes), "where the owner names none, it would be learned"
     (named.folder / "data.npz").unlink()
     assert refused(named) == "classes: the run's classes differ from the owner's"
     assert not list((named.folder / "runs").glob("*"))
@@ -283,12 +283,14 @@ OTHERS = [
 
 def test_refusal_does_not_reveal_column_ranges(tmp_path: Path) -> None:
     """The refusal does not depend on whether the schema fits the rows; it is the same without data."""
-    clinic, anybody = ward(tmp_path / "own"), ward(tmp_path / "any", "")
+    clinic, unrestricted = ward(tmp_path / "own"), ward(tmp_path / "any", "")
     for each, schema in enumerate(OTHERS):
-        for node in (clinic, anybody):
+        for node in (clinic, unrestricted):
             node.plan = replace(table_plan(schema), run=f"run-{each}")
         assert refused(clinic) == "schema: the run's schema differs from the owner's"
-        assert joined(anybody) is (schema != OTHERS[0]), "where the owner names none, it would be learned"
+        assert joined(unrestricted) is (schema != OTHERS[0]), (
+            "where the owner names none, it would be learned"
+        )
     (clinic.folder / "rows.csv").unlink()
     assert refused(clinic) == "schema: the run's schema differs from the owner's"
     clinic.plan = PLAN  # a run on images; a csv could contain pixels
@@ -708,8 +710,8 @@ def test_owner_reads_approves_and_lists_requests(tmp_path: Path, command: Main) 
     assert command("node", "requests", clinic.folder, description.sha256)[1] == description.text
     code, _, err = command("node", "approve", clinic.folder, description.sha256[:7])
     assert (code, "32 or more" in err) == (2, True)
-    spoken = " ".join(description.sha256[start : start + 4].upper() for start in range(0, 32, 4))
-    code, out, _ = command("node", "approve", clinic.folder, spoken, "--because", "board of 3 May")
+    digits = " ".join(description.sha256[start : start + 4].upper() for start in range(0, 32, 4))
+    code, out, _ = command("node", "approve", clinic.folder, digits, "--because", "board of 3 May")
     assert (code, "approved" in out) == (0, True)
     assert joined(clinic)
     assert command("node", "reject", clinic.folder, description.sha256)[0] == 0

@@ -122,7 +122,7 @@ def totals(*rows: list[Any], **other: Any) -> str:
     ],
     ids=range(17),
 )
-def test_impossible_head_counts_as_damage(text: str, path: Path) -> None:
+def test_inconsistent_head_counts_as_damage(text: str, path: Path) -> None:
     head(path).write_text(text, encoding="utf-8")
     assert settles(path, "its head audit.sqlite.head is damaged").total_events["gaussian(1.1)"] == 3
 

@@ -74,7 +74,7 @@ def test_state_of_another_format_gives_one_line_error(
 
 
 @pytest.mark.parametrize("state", ["x", [1], {}], ids=str)
-def test_state_that_is_no_dict_gives_one_line_error(
+def test_state_that_is_not_a_dict_gives_one_line_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, state: Any
 ) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()

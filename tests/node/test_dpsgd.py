@@ -151,7 +151,7 @@ def test_step_sensitivity_is_at_most_the_clip(
     assert max(by) > 0.9 * clip, "what is charged is what one record can do"
 
 
-def slope(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def model_output(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return module(x).squeeze(1)
 
 
@@ -164,7 +164,7 @@ def test_large_sum_sensitivity_is_at_most_the_clip(shortcut: bool) -> None:
 
     def summed(rows: torch.Tensor) -> torch.Tensor:
         return clipped_sum_and_loss(
-            network, dict(layer.named_parameters()), slope, rows, torch.ones(len(rows)), 1.0
+            network, dict(layer.named_parameters()), model_output, rows, torch.ones(len(rows)), 1.0
         )[0]
 
     assert 0.99 < (summed(x) - summed(x[1:])).norm() <= 1
@@ -246,11 +246,11 @@ def test_fixed_layers_features_are_computed_once_per_example(
         assert not moved[: 64 * 9 + 9].any()
         return moved, Fixed.calls
 
-    step_by_step, often = learned(Whole)
+    step_by_step, calls_plain = learned(Whole)
     monkeypatch.setattr(dp_training, "FEATURE_BATCH", 24)
-    at_once, seldom = learned(nn.Sequential)
+    at_once, calls_cached = learned(nn.Sequential)
     torch.testing.assert_close(at_once, step_by_step, rtol=1e-3, atol=1e-5)
-    assert (often, seldom) == (5, 2), "one example to know the size, and all"
+    assert (calls_plain, calls_cached) == (5, 2), "one example to know the size, and all"
     monkeypatch.setattr(dp_training, "MAX_CACHED_NUMBERS", 24 * 9)
     assert learned(nn.Sequential)[1] == 2
     monkeypatch.setattr(dp_training, "MAX_CACHED_NUMBERS", 24 * 9 - 1)
@@ -276,9 +276,9 @@ def test_gradient_sum_keeps_full_precision() -> None:
 ONE_STEP = LocalConfig(epochs=1, batch=64, optimizer="sgd", lr=1.0, momentum=0.0, smoothing=0.0)
 
 
-def first_step(node: Node, augment: Any, secret: int = 0, asking: str = "") -> torch.Tensor:
+def first_step(node: Node, augment: Any, secret: int = 0, query_hash: str = "") -> torch.Tensor:
     """Return the change by the first step times the records: minus the sum of the gradients."""
-    node.query_context_hash = asking
+    node.query_context_hash = query_hash
     before, config = vector(node.model), dataclasses.replace(ONE_STEP, augment=augment)
     assert dp_training.train_privately(node, TASK, config, COMPUTE, dp=private(clip=0.3, secret=secret)) == 1
     return (vector(node.model) - before) * len(node.data)
@@ -305,7 +305,7 @@ def test_augmentation_depends_on_secret_not_seed() -> None:
     one = stepped()
     assert torch.equal(stepped(seed=1), one)
     assert not torch.allclose(stepped(secret=1), one, atol=1e-2)
-    assert not torch.allclose(stepped(asking="another query"), one, atol=1e-2)
+    assert not torch.allclose(stepped(query_hash="another query"), one, atol=1e-2)
 
 
 def test_augmentation_numbers_depend_on_content_and_are_uniform() -> None:
@@ -329,8 +329,8 @@ def test_samples_are_poisson() -> None:
     n, q, times = 12, 0.3, 4000
     data = TensorData(torch.zeros(n, 1, 4, 4), torch.arange(n))
     selected = torch.zeros(times, n)
-    for turn in range(times):
-        selected[turn, dp_training.poisson_sample(data, q, seeded_sampler(0, turn)).targets] += 1
+    for index in range(times):
+        selected[index, dp_training.poisson_sample(data, q, seeded_sampler(0, index)).targets] += 1
     assert selected.max() == 1, "no record twice"
     sizes = selected.sum(1).long()
     counts = torch.bincount(sizes, minlength=n + 1).double().numpy()

@@ -98,7 +98,7 @@ def test_two_processes_write_one_chain(folder: Path) -> None:
 @pytest.mark.parametrize(
     "counted", [{"cost": {"gaussian(1.0)": 1}}, {"up": {"logits": 1}}, {"no_guarantee": 1}, {"queries": 1}]
 )
-def test_nothing_that_counts_can_be_written_as_event(event: str, counted: dict[str, object]) -> None:
+def test_charged_entries_cannot_be_written_as_events(event: str, counted: dict[str, object]) -> None:
     """Totals ignore events, so a charge in an event would be free."""
     given = Entry("one", NODE_DATA, "clinic", 0, "predict", event, **counted)  # type: ignore[arg-type]
     with closing(AuditLog()) as audit, raises_invalid("entry of an audit log"):
@@ -217,7 +217,9 @@ def test_made_up_queries_do_not_hide_the_budget(folder: Path) -> None:
     assert len(events_in(folder)) < folder_log.MAX_REFUSALS + 20
 
 
-def test_new_rules_are_named_however_many_were_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_rules_are_named_for_any_number_of_refusals(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After too many runs and queries, further ones of a run are counted together under its name."""
     monkeypatch.setattr(folder_log, "MAX_REFUSALS", 4)
     monkeypatch.setattr(folder_log, "MAX_COUNTED_RULES", 2)
@@ -333,7 +335,7 @@ def test_foreign_table_stops_events(folder: Path) -> None:
             events.write("joined", "aa", "why")
 
 
-def test_lost_log_is_noticed_by_requests(folder: Path) -> None:
+def test_requests_detect_lost_log(folder: Path) -> None:
     """Before the first run, requests for approval are the only trace of the log."""
     write(folder, 1)
     (folder / "requests").mkdir()
@@ -345,7 +347,7 @@ def test_lost_log_is_noticed_by_requests(folder: Path) -> None:
         events.write("joined", "aa", "why")
 
 
-def test_release_of_no_payer_is_shown_all_the_same(folder: Path, command: Main) -> None:
+def test_release_without_payer_is_shown(folder: Path, command: Main) -> None:
     """The printed cost is never less than that of the releases."""
     with closing(SecurityEvents(folder)) as events:
         events.audit.charge(Entry("one", "", "clinic", 0, "predict", "response", up={"logits": 8}))

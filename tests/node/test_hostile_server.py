@@ -355,7 +355,7 @@ def test_server_cannot_forge_log_lines(tmp_path: Path, caplog: pytest.LogCapture
     assert len(clinic.lines()[-1]["query"]) <= 300
 
 
-def test_refusal_does_not_grow_with_what_it_quotes(tmp_path: Path) -> None:
+def test_refusals_have_bounded_length(tmp_path: Path) -> None:
     """The server chooses names of tensors, which the reply and the log quote."""
     clinic = Clinic(tmp_path / "clinic").ready()
     reply = clinic.say(
@@ -423,7 +423,9 @@ def test_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.Mon
     assert numbers == [7, 0, 1, -1], "the last one is a count of ten"
     monkeypatch.setattr(node_service, "MAX_JOINS", 4)
     plans = [dataclasses.replace(PLAN, run=run) for run in ("two", "one", "two", "three", "four")]
-    replies = [clinic.say("join", plan=plan.to_dict(), server=f"s{turn}") for turn, plan in enumerate(plans)]
+    replies = [
+        clinic.say("join", plan=plan.to_dict(), server=f"s{index}") for index, plan in enumerate(plans)
+    ]
     assert [isinstance(reply, tuple) for reply in replies] == [True, True, True, False, False]
     assert replies[-1]["rule"] == "a process joins 4 runs at most"
     assert [line["event"] for line in security_events(clinic.folder)].count("joined") == 4
@@ -643,7 +645,7 @@ def test_tensors_of_another_shape_are_refused_by_name(
         if kind == SCHEDULE
     }
     given = {"query": query, "differentiable": False}
-    bent = [
+    malformed = [
         sound.unsqueeze(0),
         sound.reshape(-1)[:1],
         torch.zeros((), dtype=sound.dtype),
@@ -652,7 +654,7 @@ def test_tensors_of_another_shape_are_refused_by_name(
         sound.to(torch.complex64),
         torch.cat([sound, sound]),
     ]
-    for number, tensor in enumerate(bent):
+    for number, tensor in enumerate(malformed):
         reply = clinic.say("answer_query", {name: tensor.contiguous(), **schedule}, number=number, **given)
         assert reply["kind"] in ("ArgumentError", "QueryRefused"), (tuple(tensor.shape), tensor.dtype, reply)
     assert clinic.charged_releases() == []

@@ -244,7 +244,7 @@ def test_training_does_not_use_global_generator() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, None])
-def test_model_is_in_evaluation_mode_after_training_and_half_way(steps: int | None) -> None:
+def test_model_is_in_evaluation_mode_after_full_and_partial_training(steps: int | None) -> None:
     nodes = trained(built("mlp:8"), LocalConfig(epochs=1, batch=4), True, steps=steps)
     assert not any(node.model.training for node in nodes)
     assert not any(parameter.requires_grad for node in nodes for parameter in node.model.parameters())

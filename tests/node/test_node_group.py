@@ -83,8 +83,8 @@ def test_channels_last_networks_take_equal_steps(name: str, stacked: bool) -> No
     for one in nodes:
         one.optimizers["model"] = fused(one.model)
     groups = [NodeGroup(nodes)] if stacked else [NodeGroup([one]) for one in nodes]
-    for turn in range(3):
-        x = random(G, B, 3, 8, 8, seed=turn)
+    for step in range(3):
+        x = random(G, B, 3, 8, 8, seed=step)
         for group in groups:
             rows = torch.stack([x[nodes.index(one)] for one in group.nodes])
             stacked = group.module("model")
@@ -113,12 +113,12 @@ def test_channels_last_node_resumes_from_state(optimizer: str, before: bool, aft
             made_nodes.append(one)
         return made_nodes
 
-    def go(nodes: list[Node], stacked: bool, turns: range) -> None:
+    def go(nodes: list[Node], stacked: bool, steps: range) -> None:
         for group in [NodeGroup(nodes)] if stacked else [NodeGroup([one]) for one in nodes]:
             stacked = group.module("model")
             stacked.train(True)
-            for turn in turns:
-                x = random(G, B, 3, 8, 8, seed=turn)
+            for step in steps:
+                x = random(G, B, 3, 8, 8, seed=step)
                 rows = torch.stack([x[nodes.index(one)] for one in group.nodes])
                 group.step("model", stacked(rows).square().flatten(1).mean(1))
 

@@ -309,8 +309,8 @@ def in_rounds(folder: Path, policy: str = "") -> tuple[Clinic, Any]:
 ROWS = torch.arange(8).int()
 
 
-def a_round(clinic: Clinic, scores: torch.Tensor, rows: Any, number: int, turn: int = 0) -> Any:
-    tensors = {"rows": ROWS.clone(), "consensus": scores, "round": torch.tensor(turn), "rows_next": rows}
+def a_round(clinic: Clinic, scores: torch.Tensor, rows: Any, number: int, round_: int = 0) -> Any:
+    tensors = {"rows": ROWS.clone(), "consensus": scores, "round": torch.tensor(round_), "rows_next": rows}
     header = {"query": "digest_and_communicate", "number": number, "differentiable": False}
     return clinic.say("answer_query", tensors, **header)
 
@@ -377,8 +377,8 @@ def test_failed_rounds_are_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     clinic, scores = in_rounds(tmp_path / "clinic")
     clinic.say("save_checkpoint", checkpoint=1)
     taken, before = steps(monkeypatch), sum(charges_by_part(clinic).values())
-    for turn in range(3):
-        bad = torch.tensor([turn, 400]).int()
+    for index in range(3):
+        bad = torch.tensor([index, 400]).int()
         for number in range(1, 4):
             assert a_round(clinic, scores, bad, number)["kind"] == (
                 "NodeFault" if number > 1 else "NodeDataError"

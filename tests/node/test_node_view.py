@@ -414,7 +414,7 @@ def test_cached_tensors_are_computed_once_for_a_key(stacked: bool) -> None:
 
 
 @pytest.mark.parametrize("holds", ["closure", "partial"])
-def test_a_training_step_that_holds_a_tensor_of_the_node_is_refused(holds: str) -> None:
+def test_training_step_with_tensor_of_node_is_refused(holds: str) -> None:
     """Training sorts nodes by their numbers of steps, and the tensor keeps the order of the call."""
 
     def train(node: NodeView, z: torch.Tensor) -> Outputs:
@@ -490,7 +490,7 @@ def answers(nodes: list[Node], compute: Compute, query: Query, count: int = 8) -
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_captured_queries_have_samples_and_learning_rates_of_their_own(
+def test_captured_queries_have_their_own_samples_and_learning_rates(
     captures: list[FakeCapture], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     eager, captured = nodes_of(count=count), nodes_of(count=count)
@@ -538,7 +538,7 @@ def test_captured_calls_take_samples_before_the_call(
     assert captures[0].captures == 1
 
 
-def test_samples_of_another_size_are_those_of_their_own_query(
+def test_samples_of_another_size_belong_to_their_query(
     captures: list[FakeCapture], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The function requests a size that is not known yet, so it is sampled in the call, not before."""
@@ -567,7 +567,7 @@ def test_samples_of_another_size_are_those_of_their_own_query(
         lambda node: node.train_on(torch.zeros(2, *SHAPE), torch.zeros(2), epochs=1, batch=2, lr=0.1),
     ],
 )
-def test_what_python_samples_or_trains_is_never_captured(
+def test_sampling_and_training_in_python_are_never_captured(
     monkeypatch: pytest.MonkeyPatch, operate: Callable[[NodeView], Any]
 ) -> None:
     """A graph would repeat its first random numbers and batches. Outside of a capture it works."""
@@ -756,7 +756,7 @@ numbers: list[int] = []
 
 
 @pytest.mark.parametrize("kind", [Overriding, OverridingFurther, Adding, Mixed])
-def test_overridden_functions_lose_the_promises_of_the_declaration(kind: type[Predicting]) -> None:
+def test_overridden_functions_lose_their_declaration(kind: type[Predicting]) -> None:
     queries = kind().node_side(setting_of()).queries
     assert queries["predict"].depends_on_records is None, "no mechanism can protect it"
     assert not queries["predict"].stackable
@@ -768,7 +768,7 @@ def test_overridden_functions_lose_the_promises_of_the_declaration(kind: type[Pr
 
 
 @pytest.mark.parametrize("kind", [Predicting, Declaring, Named])
-def test_functions_with_their_own_declaration_keep_its_promises(kind: type[Predicting]) -> None:
+def test_functions_with_own_declaration_keep_it(kind: type[Predicting]) -> None:
     for query in kind().node_side(setting_of()).queries.values():
         assert query.depends_on_records == ()
         assert query.stackable
@@ -787,7 +787,7 @@ def test_helpers_that_a_custom_subclass_overrides_see_each_query(
     assert numbers == ([] if kind is Predicting else [*range(8)])
 
 
-def test_private_step_on_data_of_the_records_is_a_read() -> None:
+def test_private_step_on_record_data_counts_as_read() -> None:
     """The function that generates data sees the records, so later training examples may depend on them."""
     (node,) = nodes_of(count=1)
     critic = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))

@@ -45,7 +45,7 @@ def test_costs_are_shown_at_the_delta_of_their_own_budget(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("counted_rules", [50, 0])
-def test_counted_refusals_are_shown_as_many_as_they_were(
+def test_counted_refusals_are_shown_with_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted_rules: int
 ) -> None:
     monkeypatch.setattr(folder_log, "MAX_COUNTED_RULES", counted_rules)

@@ -361,8 +361,8 @@ def test_vote_sensitivity_matches_charge() -> None:
 
 def released(one: World, rows: int = ROWS) -> PrivacyCost:
     """Return the cost of the responses to some inputs alone."""
-    bill = one.mechanism.release_costs(one.federation.queries["predict_logits"], {"logits": (rows, CLASSES)})
-    return total_cost(bill) or PrivacyCost()
+    costs = one.mechanism.release_costs(one.federation.queries["predict_logits"], {"logits": (rows, CLASSES)})
+    return total_cost(costs) or PrivacyCost()
 
 
 # --- refusals -----------------------------------------------------------------------------------------

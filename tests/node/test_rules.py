@@ -240,7 +240,7 @@ RULES = {
 @pytest.mark.parametrize(
     ("name", "layer"), [(name, layer) for name, rule in RULES.items() for layer in rule.released]
 )
-def test_rule_refuses_beyond_its_limit_and_allows_at_it(tmp_path: Path, name: str, layer: str) -> None:
+def test_rule_allows_its_limit_and_refuses_beyond(tmp_path: Path, name: str, layer: str) -> None:
     rule = RULES[name]
     for folder, given in ((tmp_path / "refused", rule.refuses), (tmp_path / "allowed", rule.allows)):
         policy, privacy = (given, NoPrivacy()) if isinstance(given, dict) else ({}, given)

@@ -580,10 +580,10 @@ def test_statement_without_mechanism() -> None:
 
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
 def test_unknown_network_is_not_trained_under_mechanism(mechanism: Any) -> None:
-    taught = replace(PREDICT_LOGITS, trains=("critic", "dreamer"))
+    changed = replace(PREDICT_LOGITS, trains=("critic", "dreamer"))
     with raises_refused("privacy", "dreamer", "noise"):
-        protection(mechanism, taught)
-    assert protection("none", taught) is not None
+        protection(mechanism, changed)
+    assert protection("none", changed) is not None
 
 
 def test_seal_depends_on_secret() -> None:

@@ -215,7 +215,7 @@ def deploy(party: Party) -> list[Deployed]:
     return [Deployed(party.masks[name], torch.tensor([[1.0, 2.0]])) for name in NAMES]
 
 
-def test_server_that_asks_twice_gets_the_same_bytes_or_a_refusal(party: Party) -> None:
+def test_repeated_query_gets_the_same_bytes_or_a_refusal(party: Party) -> None:
     """The difference of two payloads under one mask reveals their difference."""
     node, call, other = deploy(party)[0], SumRequest(1, NAMES), SumRequest(2, NAMES)
     first = node.respond(0, 0.0, call)
@@ -248,7 +248,7 @@ def test_response_without_a_sum_is_refused_before_it_is_computed(party: Party) -
     assert node.calls == 0
 
 
-def test_release_that_the_disk_refused_is_masked_once(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_is_masked_once_after_disk_error(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
     """The audit log cannot be written; the server repeats its query, for this sum or another one."""
     nodes, call = deploy(party), SumRequest(1, NAMES)
     node, encoded = nodes[0], list[torch.Tensor]()
@@ -470,11 +470,11 @@ def test_no_combination_of_sums_reveals_two_nodes(sets: list[set[int]]) -> None:
 
 def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
     masks = party.masks["n0"]
-    stranger = Party(tmp_path / "elsewhere")
+    other_party = Party(tmp_path / "elsewhere")
     party.authority.write(tmp_path / "old", "n1", days=-1)
     expired = made(tmp_path / "old", "n1")
     for card, rule in (
-        (stranger.cards["n1"], "not issued by this federation's authority"),
+        (other_party.cards["n1"], "not issued by this federation's authority"),
         (party.cards["n2"], "its certificate names"),
         (expired.make_key_card(), "has expired"),
         (b"{}", "it is not a card"),
@@ -644,7 +644,7 @@ def admitted(tmp_path: Path) -> tuple[SumMasks, SumRequest]:
     return masks, request
 
 
-def test_repeated_request_records_what_a_full_disk_did_not_take(
+def test_repeated_request_records_entry_lost_to_full_disk(
     admitted: tuple[SumMasks, SumRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     masks, request = admitted
@@ -673,7 +673,7 @@ def test_repeated_request_records_what_a_full_disk_did_not_take(
     assert after_restart.corrupted == 1
 
 
-def test_no_mask_for_other_members_than_were_admitted(admitted: tuple[SumMasks, SumRequest]) -> None:
+def test_masks_are_for_admitted_members_only(admitted: tuple[SumMasks, SumRequest]) -> None:
     masks, request = admitted
     for members in (("a",), ("a", "b", "d")):
         with pytest.raises(QueryRefused):
@@ -681,7 +681,7 @@ def test_no_mask_for_other_members_than_were_admitted(admitted: tuple[SumMasks, 
     masks.mask_function(request, "q", ("hash", ""))
 
 
-def test_a_kept_response_without_its_sum_is_refused(admitted: tuple[SumMasks, SumRequest]) -> None:
+def test_stored_response_without_its_sum_is_refused(admitted: tuple[SumMasks, SumRequest]) -> None:
     """A computation that fails after its response was cached has no sum that a repeated query could name."""
     masks, request = admitted
     releases = MaskedReleases(masks, Gate("a", LOSSES, AuditLog()), NodeSide({}, setting=SETTING))

@@ -148,7 +148,7 @@ def test_no_path_opens_a_file(runs: Path) -> None:
 # --- content ------------------------------------------------------------------------------------------
 
 
-def test_runs_are_shown_as_far_as_they_are(runs: Path) -> None:
+def test_unfinished_runs_are_shown(runs: Path) -> None:
     with serving(runs) as server:
         page = Page(call(server)[2])
         link = next(link for link in page.attributes("href") if link.startswith("run/later"))
@@ -188,7 +188,7 @@ def test_node_page_shows_requests_releases_and_remaining_budget(clinic: Path) ->
     assert after == before  # no file is written or created
 
 
-def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_page_shows_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "provision").mkdir()
     (tmp_path / "provision/federation.json").write_text('{"name": "fl", "host": "h", "port": 1}')
     other = "<img src=x onerror=alert(3)>"
@@ -235,7 +235,7 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
     assert [tag for tag, _ in page.tags].count("script") == 1
 
 
-def test_log_faults_are_on_top_of_the_page(clinic: Path) -> None:
+def test_log_faults_are_at_top_of_page(clinic: Path) -> None:
     edit(clinic / FILE, "UPDATE entries SET line = replace(line, '6668', '6669') WHERE entry = 1")
     with serving(clinic) as server:
         text = Page(call(server)[2]).text
@@ -247,7 +247,7 @@ def test_log_faults_are_on_top_of_the_page(clinic: Path) -> None:
         assert f"its head {FILE}.head is missing" in Page(call(server)[2]).text
 
 
-def test_it_neither_waits_for_a_node_nor_keeps_one_waiting(clinic: Path) -> None:
+def test_page_does_not_block_or_wait_for_nodes(clinic: Path) -> None:
     with closing(AuditLog(clinic / FILE)) as audit:
         requests = ApprovalRequests(clinic, owner_folder.read_node_file(clinic))
         with (
@@ -270,7 +270,7 @@ def test_page_shows_unreadable_files(clinic: Path) -> None:
     )
 
 
-def test_pages_that_take_long_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_pages_are_computed_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now, made = [1000.0], []
 
     def page(path: str, nonce: str) -> str:
@@ -302,7 +302,7 @@ def test_browser_runs_only_the_page_script(clinic: Path, tmp_path: Path) -> None
     assert "<img" not in shown.stdout
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_port_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SystemExit) as ended:
@@ -332,7 +332,7 @@ def test_slow_connections_leave_threads_for_requests(runs: Path) -> None:
         assert call(server)[0] == 200
 
 
-def test_a_client_that_sends_a_byte_now_and_then_is_ended_by_the_deadline(
+def test_slow_client_is_disconnected_at_deadline(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(page_server, "CLIENT_TIMEOUT", 1.5)
@@ -352,7 +352,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_ended_by_the_deadline(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_page_that_takes_longer_than_the_deadline_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_slower_than_deadline_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_server, "CLIENT_TIMEOUT", 1.5)
 
     def page(path: str, nonce: str) -> str:

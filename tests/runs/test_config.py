@@ -316,9 +316,7 @@ def test_presets_are_valid(name: str) -> None:
         ),
     ],
 )
-def test_fedmd_cg_has_a_preset_of_the_print_and_one_of_the_published_code(
-    preset: str, options: dict[str, Any]
-) -> None:
+def test_fedmd_cg_has_printed_and_published_presets(preset: str, options: dict[str, Any]) -> None:
     run = spec.load(f"fashion-fedmd-cg-{preset}")
     assert {name: getattr(run.method, name) for name in options} == options
     assert run.nodes.local.smoothing == 0.0
@@ -330,7 +328,7 @@ def test_fedmd_cg_has_a_preset_of_the_print_and_one_of_the_published_code(
     assert (ours.data, ours.split.nodes, ours.split.alpha) == (run.data, run.split.nodes, run.split.alpha)
 
 
-def test_fediod_and_fedkd_presets_have_the_forms_of_their_names() -> None:
+def test_fediod_and_fedkd_presets_match_their_names() -> None:
     printed, published = (spec.load(f"cifar10-fediod-{form}") for form in ("printed", "published"))
     weights = ("gan", "conf", "unique", "mimic", "balance")
     assert [getattr(published.method, name) for name in weights] == [1.0, 1.0, -5.0, 0.2, 10.0]
@@ -343,7 +341,7 @@ def test_fediod_and_fedkd_presets_have_the_forms_of_their_names() -> None:
     assert spec.load("digits-fedkd-printed").method.gamma == 1.0
 
 
-def test_printed_preset_has_the_papers_widths_and_weights() -> None:
+def test_printed_preset_has_widths_and_weights_of_the_paper() -> None:
     run = spec.load("cifar10-fediod-printed")
     assert (run.data.registered_name, run.split.nodes, run.split.alpha) == ("cifar10", 20, 1.0)
     assert (run.nodes.models, run.student.model) == (("resnet8",), "resnet8")  # of width 128, the default

@@ -208,7 +208,7 @@ def test_node_with_backbone_refuses_pixels(tmp_path: Path) -> None:
         live(config, RecordingLink(hosts), tmp_path).run()
 
 
-def test_node_imports_no_backbone_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_does_not_import_backbone_of_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if the code is in the node's own folder."""
     monkeypatch.syspath_prepend(str(tmp_path))
     code = "from tests.support.models import tiny_backbone\n"
@@ -270,7 +270,7 @@ def test_only_changed_records_are_computed_again(tmp_path: Path, monkeypatch: py
     assert counted.examples == 2
 
 
-def test_full_disk_costs_only_time(
+def test_full_disk_only_disables_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = on_features(tmp_path)
@@ -313,7 +313,7 @@ def answered_files(config: RunSpec, folder: Path) -> tuple[Path, list[Path]]:
         ({"normalize": "example"}, {"name": "gaussian", "limit": 100}),
     ],
 )
-def test_run_by_files_on_features_equals_simulation(
+def test_offline_run_on_features_equals_simulation(
     tmp_path: Path, features: dict[str, Any], public: dict[str, Any]
 ) -> None:
     config = changed(on_features(tmp_path, **features), method={"z_max": 20.0}, public=public)
@@ -328,7 +328,7 @@ def test_run_by_files_on_features_equals_simulation(
     assert evaluate(tmp_path / "run", "digits")["metrics"]["accuracy"] == result["accuracy"]
 
 
-def test_node_with_other_features_answers_no_files(tmp_path: Path) -> None:
+def test_node_with_other_features_refuses_files(tmp_path: Path) -> None:
     config = changed(on_features(tmp_path), method={"z_max": 20.0})
     nodes(config, tmp_path)
     for host in edit_features(tmp_path, normalize="example").values():

@@ -72,9 +72,7 @@ def test_loaded_student_takes_pixels_and_reaches_the_metric_of_its_run(
     assert result["features"]["features"] == result["data"]["shape"][0] == (components or 128)
 
 
-def test_student_from_elsewhere_does_not_choose_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_received_student_does_not_set_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     start(features_config(tmp_path), tmp_path / "run")
     path = tmp_path / "run" / "student.safetensors"
@@ -265,7 +263,7 @@ def test_gaussian_queries_without_features_are_refused() -> None:
         ({"nodes": {"models": ["small-cnn"]}}, "nodes.models = 'small-cnn'"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_the_run(
+def test_inapplicable_features_are_refused_before_the_run(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ArgumentError) as caught:
@@ -367,7 +365,7 @@ def test_noise_on_features_of_another_scale_is_noted(tmp_path: Path, normalize: 
     assert any("features.normalize" in note for note in simulation.notes) is noted
 
 
-def test_python_queries_of_noise_teach_the_student(tmp_path: Path) -> None:
+def test_python_student_learns_from_gaussian_queries(tmp_path: Path) -> None:
     nodes, test = [digits().subset(torch.arange(start, 300, 3)) for start in range(3)], digits()
     features = fedstill.Features("random-conv:8", normalize="example", cache=str(tmp_path))
 
@@ -424,7 +422,7 @@ def test_python_student_takes_images(tmp_path: Path, components: int) -> None:
     torch.testing.assert_close(loaded((test.inputs[300:] + 1) / 2), logits)
 
 
-def test_feature_that_hardly_varies_on_public_data_is_not_scaled_up() -> None:
+def test_nearly_constant_feature_is_not_scaled_up() -> None:
     """Four features with deviations of 2, 2, 0 and 1e-9; the root mean square of all is sqrt(2)."""
     varied = torch.tensor([1.0, -1.0]) * 2**0.5
     features = torch.stack([varied, varied + 5, torch.ones(2), 1e-9 * varied], dim=1)

@@ -36,7 +36,7 @@ from fedstill.track.trackers import TrackerGroup
 from tests.support.errors import raises_invalid
 from tests.support.links import Away, Loopback, tiny
 
-TURNS = [{"phase": "distillation", "step": step, "accuracy": 10.0 * step} for step in range(1, 6)]
+METRICS = [{"phase": "distillation", "step": step, "accuracy": 10.0 * step} for step in range(1, 6)]
 RESULT = {"title": "FedAvg", "method": "fedavg", "accuracy": 80.0, "engine": {"backend": "flare"}}
 
 
@@ -93,7 +93,7 @@ class Server:
     def progress_and_metrics(self, job: str, known: int = 0) -> tuple[ProgressSnapshot, list[dict[str, Any]]]:
         note = ProgressSnapshot("distillation", 3, 60, updated_at=time.time() - 12, waiting_for=("node-2",))
         self.measured += 2
-        return note, TURNS[known : self.measured]
+        return note, METRICS[known : self.measured]
 
     def abort(self, job: str) -> None:
         self.ended.append(job)
@@ -106,7 +106,7 @@ class Server:
         target.mkdir(parents=True)
         for name, result in self.outputs.items():
             (target / name).write_text(json.dumps(result))
-        (target / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in TURNS))
+        (target / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in METRICS))
         return to / job
 
 
@@ -377,7 +377,7 @@ def test_rehearsal_report_shows_server_metrics(tmp_path: Path, monkeypatch: pyte
     def stop(config: object, run: str, names: object, home: Path) -> None:
         (home / "runs" / run).mkdir(parents=True, exist_ok=True)
         with (home / "runs" / run / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(TURNS[len(shown)]) + "\n")
+            file.write(json.dumps(METRICS[len(shown)]) + "\n")
         shown.append(MetricsLog.read(out / "metrics.jsonl").main_model)
         raise DeployError("stopped")
 
@@ -510,12 +510,12 @@ def test_downloads_metrics_during_run(server: Server, tracker_name: str) -> None
     server.outputs = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
         begin("--track", tracker_name)
-    parts = [(2, TURNS[:2]), (4, TURNS[2:4])]
+    parts = [(2, METRICS[:2]), (4, METRICS[2:4])]
     assert RecordingTracker.events == ["FedAvg", *parts, None]
     server.at_work, server.measured, server.outputs = ["RUNNING", "RUNNING"], 0, {"result.json": RESULT}
     run.resume(Path("out"), progress=False)
-    assert RecordingTracker.events == ["FedAvg", *parts, (5, TURNS[4:]), 80.0]
-    assert [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()] == TURNS
+    assert RecordingTracker.events == ["FedAvg", *parts, (5, METRICS[4:]), 80.0]
+    assert [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()] == METRICS
 
 
 def test_failing_tracker_start_submits_no_job(

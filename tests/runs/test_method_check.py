@@ -219,7 +219,7 @@ def declared(kind: type[Distills]) -> Distills:
     return made
 
 
-def test_sound_method_passes() -> None:
+def test_correct_method_passes() -> None:
     fedstill.check_method(Distills(rounds=3))
     fedstill.check_method(Distills)
     fedstill.check_method(Distills(rounds=1))

@@ -200,9 +200,9 @@ def kinds_of(nodes: Sequence[Node]) -> tuple[tuple[tuple[str, ...], nn.Module], 
     return tuple((tuple(node.name for node in same), same[0].model) for same in groups.values())
 
 
-def run(here: World, turns: int | None = None) -> World:
+def run(here: World, steps: int | None = None) -> World:
     """Run some steps, or all."""
-    for _ in range(here.server.total_steps if turns is None else turns):
+    for _ in range(here.server.total_steps if steps is None else steps):
         here.server.step()
     return here
 
@@ -220,9 +220,9 @@ def change_responses(here: World, change: Callable[..., Any]) -> None:
     here.federation.collect_responses = changed
 
 
-def resumed(make: Callable[[], World], turns: int, folder: Path) -> World:
+def resumed(make: Callable[[], World], steps: int, folder: Path) -> World:
     """Return a world that resumed from the state of another after some steps."""
-    first, second = run(make(), turns), make()
+    first, second = run(make(), steps), make()
     save_state(folder / "state", first.state_dict())
     second.load_state_dict(load_state(folder / "state"))
     return second
@@ -234,7 +234,7 @@ def same(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
         torch.testing.assert_close(one.state_dict()[name], value, msg=name, **tolerance)
 
 
-def same_slopes(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
+def assert_close_gradients(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
     """Assert that both networks have gradients, and that these are close."""
     for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
         assert mine.grad is not None

@@ -204,8 +204,8 @@ def test_observation_is_differentiable() -> None:
     black = torch.full((1, 1, 8, 8), -1.0)
     torch.testing.assert_close(TASK.observe(black), black)
     x = heads(1, 16).requires_grad_()
-    (slope,) = torch.autograd.grad(TASK.observe(x).square().sum(), x)
-    assert slope.abs().sum() > 0
+    (gradient,) = torch.autograd.grad(TASK.observe(x).square().sum(), x)
+    assert gradient.abs().sum() > 0
     stacked = TASK.observe(x.detach().expand(3, 2, 1, 16, 16))
     torch.testing.assert_close(stacked[2, 1], TASK.observe(x.detach())[0])
 
@@ -285,5 +285,5 @@ def test_undersampling_gradients_are_correct() -> None:
     image = torch.rand(1, 1, 4, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: undersample(x, kspace_mask(8, 2, 0.2)), image)
     black = torch.zeros(1, 1, 8, 8, requires_grad=True)
-    (slope,) = torch.autograd.grad(undersample(black, kspace_mask(8, 2, 0.2)).sum(), black)
-    assert slope.isfinite().all()
+    (gradient,) = torch.autograd.grad(undersample(black, kspace_mask(8, 2, 0.2)).sum(), black)
+    assert gradient.isfinite().all()
