@@ -318,7 +318,7 @@ def distil(
             compute=Compute(engine),
             progress=progress,
         )
-        shape, mean, std, vocabulary = (space.backbone.width,), (), (), 0
+        shape, mean, std, vocabulary = (space.width,), (), (), 0
     interface = Interface(learning_task, label_names, shape, vocabulary, mean, std, table_schema)
     modules = [_convert_model(model, interface, index, seed) for index, model in enumerate(models)]
     nodes = make_nodes(parts, modules, names, policies, privacies)

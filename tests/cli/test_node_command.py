@@ -160,6 +160,12 @@ def test_check_names_features_and_differences_from_those_of_a_run(
     assert "It can take part." in here("check", folder, run)[1]
     run.write_text(f'{text}features.normalize = "example"\n', encoding="utf-8")
     assert "It cannot take part: its features.normalize is 'none'" in here("check", folder, run)[1]
+    text += 'features.normalize = "public"\n'
+    run.write_text(f"{text}features.components = 6\n", encoding="utf-8")
+    edit_lines(folder, ('normalize = "none"', 'normalize = "public"'), ("components = 0", "components = 5"))
+    code, out, _ = here("check", folder, run)
+    assert "5 components of 64 of random-conv:4, digest " in out
+    assert "It cannot take part: its features.components is 5" in out
     assert "no features.backbone" in here("check", clinic, run)[1]
     edit_lines(folder, ('backbone = "random-conv:4"', 'backbone = "timm:resnet18"'))
     code, _, err = here("check", folder)

@@ -107,6 +107,7 @@ CASES = {
     "fedmd dp-sgd": FEDMD + privacy("dp-sgd"),
     "fedavg dp-sgd": FEDAVG + privacy("dp-sgd"),
     "features dp-sgd": FEATURES + 'normalize = "public"\n' + FEDKD + privacy("dp-sgd"),
+    "components dp-sgd": FEATURES + 'normalize = "public"\ncomponents = 5\n' + FEDKD + privacy("dp-sgd"),
     "features gaussian pate": FEATURES + FEDKD.replace("held-out", "gaussian") + privacy("pate"),
 }
 

@@ -256,3 +256,18 @@ def test_features_are_normalized_by_example_or_by_moments() -> None:
     )
     scale = FeatureScale(False, torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
     torch.testing.assert_close(scale(f), torch.tensor([[0.0, 0.5], [9.0, 6.0]]))
+    scale = FeatureScale(False, torch.tensor([1.0, 2.0]), projection=torch.tensor([[0.5], [2.0]]))
+    torch.testing.assert_close(scale(f), torch.tensor([[2.0], [28.5]]))
+
+
+@pytest.mark.parametrize("normalize", ["none", "example", "backbone"])
+def test_components_of_other_than_public_data_are_refused(normalize: Any) -> None:
+    with raises_invalid("features.components", 2, "public"):
+        Features("random-conv", normalize=normalize, components=2)
+
+
+def test_more_components_than_features_are_refused() -> None:
+    options = Features(TINY, normalize="public", components=3)
+    assert options.model_width(3) == 3
+    with raises_invalid("features.components", 3, "0 to 2"):
+        options.model_width(2)

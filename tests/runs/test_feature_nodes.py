@@ -71,6 +71,7 @@ class CountedForwards:
     ("method", "features", "public"),
     [
         ("fedkd", {"normalize": "public"}, {}),
+        ("fedkd", {"normalize": "public", "components": 6}, {}),
         ("fedkd", {"normalize": "example"}, {"name": "gaussian", "limit": 100}),
         ("fedkd", {"normalize": "backbone", "backbone": BACKBONE}, {}),
         ("fedavg", {}, {}),
@@ -147,6 +148,7 @@ def test_resumed_run_on_features_equals_simulation(tmp_path: Path, monkeypatch: 
         ({"mean": [0.25]}, "features.mean"),
         ({"std": [0.25]}, "features.std"),
         ({"normalize": "example"}, "features.normalize"),
+        ({"normalize": "public", "components": 2}, "features.normalize"),
         ({"precision": "bfloat16"}, "features.precision"),
         ({"weights": "other.safetensors"}, "features.weights"),
     ],
@@ -167,6 +169,27 @@ def test_node_with_other_features_is_refused(tmp_path: Path, features: dict[str,
     assert named in text
     assert "\n" not in text
     assert not link.times("train_locally")
+
+
+def test_node_with_another_number_of_components_is_refused(tmp_path: Path) -> None:
+    config = on_features(tmp_path, normalize="public", components=6)
+    nodes(config, tmp_path)
+    link = RecordingLink(edit_features(tmp_path, components=5))
+    with pytest.raises(
+        QueryRefused, match=r"^[^\n]*node-1[^\n]*features\.components \(in the run 6\)[^\n]*$"
+    ):
+        live(config, link, tmp_path).run()
+    assert not link.times("train_locally")
+
+
+def test_student_of_remote_run_on_components_takes_pixels(tmp_path: Path) -> None:
+    server = Away(on_features(tmp_path, normalize="public", components=6), tmp_path).live()
+    result = server.run()
+    about = server.describe_run()
+    write_results(server, {**about, **result})
+    evaluated = evaluate(tmp_path / "server" / "student.safetensors", "digits")
+    assert evaluated["metrics"]["accuracy"] == result["accuracy"]
+    assert (about["features"]["features"], about["features"]["components"]) == (6, 6)
 
 
 def test_node_without_backbone_refuses_features(tmp_path: Path) -> None:
@@ -283,12 +306,17 @@ def answered_files(config: RunSpec, folder: Path) -> tuple[Path, list[Path]]:
 
 
 @pytest.mark.parametrize(
-    ("normalize", "public"), [("public", {}), ("example", {"name": "gaussian", "limit": 100})]
+    ("features", "public"),
+    [
+        ({"normalize": "public"}, {}),
+        ({"normalize": "public", "components": 6}, {}),
+        ({"normalize": "example"}, {"name": "gaussian", "limit": 100}),
+    ],
 )
 def test_offline_run_on_features_equals_simulation(
-    tmp_path: Path, normalize: str, public: dict[str, Any]
+    tmp_path: Path, features: dict[str, Any], public: dict[str, Any]
 ) -> None:
-    config = changed(on_features(tmp_path, normalize=normalize), method={"z_max": 20.0}, public=public)
+    config = changed(on_features(tmp_path, **features), method={"z_max": 20.0}, public=public)
     _, metrics = here(config)
     for host in nodes(config, tmp_path).values():
         host.close()
