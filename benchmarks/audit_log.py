@@ -115,7 +115,7 @@ def main() -> None:
         "date": date.today().isoformat(),
     }
     print(f"\n{about}\n")
-    print("| rows before | ms a charge, p50 | p99 | of the processor | s to open and check all |")
+    print("| rows before | ms per charge, p50 | p99 | processor time | s to open and verify |")
     print("|---|---|---|---|---|")
     for row in table:
         charge = f"{row['p50_ms']:.2f} | {row['p99_ms']:.2f} | {row['processor_ms']:.2f}"

@@ -90,7 +90,7 @@ def main(options: Options) -> None:
         print(json.dumps(measure(options, options.only)))
         return
     print("FedKD on features, end to end; one thread")
-    print("| nodes | seconds | peak MB | of it the data | accuracy % |")
+    print("| nodes | seconds | peak MB | MB before the run | accuracy % |")
     print("|---:|---:|---:|---:|---:|")
     results = []
     for nodes in options.nodes:

@@ -242,9 +242,9 @@ def check(chosen: Chosen) -> list[dict[str, Any]]:
     ]  # inputs here are images
     for name in within(chosen, names):
         before, expected = trained(name, EngineConfig(batching="one-by-one", precision="float32"))
-        way = (expected - before).norm().clamp_min(1e-9)
+        change = (expected - before).norm().clamp_min(1e-9)
         twin = trained(name, EngineConfig(batching="stacked", precision="float32"))[1]
-        rounding = float((twin - expected).norm() / way)
+        rounding = float((twin - expected).norm() / change)
         for engine in ("one-by-one", "stacked"):
             row: dict[str, Any] = {"method": name, "engine": engine, "rounding": rounding}
             try:
@@ -252,7 +252,7 @@ def check(chosen: Chosen) -> list[dict[str, Any]]:
                     vector = trained(
                         name, EngineConfig(batching=engine, device=chosen.device, precision="float32")
                     )[1]  # type: ignore[arg-type]
-                row["apart"] = float((vector - expected).norm() / way)
+                row["apart"] = float((vector - expected).norm() / change)
                 row["equal"] = row["apart"] <= max(APART, CHAOS * rounding)
             except (FedstillError, RuntimeError) as error:  # failures are what this stage looks for
                 row |= {"equal": False, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
@@ -266,23 +266,23 @@ def check(chosen: Chosen) -> list[dict[str, Any]]:
 class NodesPart:
     """The nodes' part of a FedIOD step as a plain loop: critic steps, responses, gradients of x."""
 
-    def __init__(self, chosen: Chosen, precision: str, way: str) -> None:
-        device, self.way, self.precision = chosen.device, way, precision
+    def __init__(self, chosen: Chosen, precision: str, variant: str) -> None:
+        device, self.variant, self.precision = chosen.device, variant, precision
         options = Options(nodes=chosen.nodes, batch=chosen.batch, device=device)
         nodes = make_nodes(options, chosen.model, Compute(EngineConfig(device=device)), AuditLog())
         layout = torch.channels_last
         self.teachers = [node.model.eval().requires_grad_(False).to(memory_format=layout) for node in nodes]
         critics = [PatchCritic(COLOR[0], chosen.width).to(device, memory_format=layout) for _ in nodes]
         self.critics: list[Any] = critics
-        graphs = "graph" in way
+        graphs = "graph" in variant
         self.adams = [torch.optim.Adam(D.parameters(), 1e-3, fused=True, capturable=graphs) for D in critics]
         self.real = [node.data.inputs[: chosen.batch].to(memory_format=layout) for node in nodes]
         self.x = torch.randn(chosen.batch, *COLOR, device=device).to(memory_format=layout)
         self.gradients = [torch.zeros_like(self.x) for _ in nodes]
-        if way == "compile":
+        if variant == "compile":
             self.teachers = [torch.compile(T) for T in self.teachers]
             self.critics = [torch.compile(D) for D in critics]
-        self.streams = [torch.cuda.Stream() for _ in nodes] if "streams" in way else []
+        self.streams = [torch.cuda.Stream() for _ in nodes] if "streams" in variant else []
         self.graph = self._captured() if graphs else None
 
     def node(self, k: int) -> None:
@@ -364,18 +364,22 @@ def timed(
     """Time the library's engines in each precision; return seconds and peak memory."""
     rows: list[dict[str, Any]] = []
     base = chosen.options()
-    ways = [
-        (way, precision)
-        for way in ("stacked", "stacked, no graphs", "one-by-one", "one-by-one, no graphs")
+    variants = [
+        (variant, precision)
+        for variant in ("stacked", "stacked, no graphs", "one-by-one", "one-by-one, no graphs")
         for precision in ("float32", "TF32", "bfloat16")
     ]
-    for way, precision in within(chosen, ways):
+    for variant, precision in within(chosen, variants):
         dtype = "bfloat16" if precision == "bfloat16" else "float32"
-        name, _, without = way.partition(", ")
+        name, _, without = variant.partition(", ")
         options = dataclasses.replace(base, channels_last=name == "one-by-one", cuda_graphs=not without)
         with tf32(precision == "TF32"), tempfile.TemporaryDirectory() as folder:
             call = make(options, dtype, name, Path(folder))
-            row = {"way": f"library, {way}", "precision": precision, "seconds": seconds(call, chosen.device)}
+            row = {
+                "way": f"library, {variant}",
+                "precision": precision,
+                "seconds": seconds(call, chosen.device),
+            }
         rows.append(row | {"memory": memory(chosen.device)})
     return rows
 
@@ -392,15 +396,18 @@ def memory(device: str) -> int:
 def step(chosen: Chosen) -> list[dict[str, Any]]:
     """Time a FedIOD step by engine and precision, and the nodes' part alone; list waits for the GPU."""
     rows = timed(
-        chosen, lambda options, dtype, way, out: distillation(options, chosen.model, dtype, way, out)[0]
+        chosen,
+        lambda options, dtype, variant, out: distillation(options, chosen.model, dtype, variant, out)[0],
     )  # type: ignore[arg-type]
-    ways = (
+    variants = (
         ("loop", "streams", "graph", "graph of streams", "compile") if chosen.device == "cuda" else ("loop",)
     )
-    for way, precision in within(chosen, [(way, each) for way in ways for each in ("TF32", "bfloat16")]):
+    for variant, precision in within(
+        chosen, [(variant, each) for variant in variants for each in ("TF32", "bfloat16")]
+    ):
         with tf32(precision == "TF32"):
-            part = NodesPart(chosen, precision, way)
-            row = {"way": f"nodes' part, {way}", "precision": precision}
+            part = NodesPart(chosen, precision, variant)
+            row = {"way": f"nodes' part, {variant}", "precision": precision}
             rows.append(row | {"seconds": seconds(part, chosen.device), "memory": memory(chosen.device)})
     best = {
         name: peak(Options(device=chosen.device), name, 8192 if chosen.device == "cuda" else 512) * 1e9
@@ -419,13 +426,13 @@ def waits(chosen: Chosen) -> list[tuple[str, int]]:
         return []
     options = chosen.options()
     with tempfile.TemporaryDirectory() as folder:
-        turn = distillation(options, "resnet8:16", "float32", "stacked", Path(folder))[0]
-        turn()
+        run_step = distillation(options, "resnet8:16", "float32", "stacked", Path(folder))[0]
+        run_step()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
-                turn()
+                run_step()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
     counts = Counter(f"{Path(each.filename).name}:{each.lineno}" for each in caught)
@@ -435,7 +442,8 @@ def waits(chosen: Chosen) -> list[tuple[str, int]]:
 def local(chosen: Chosen) -> list[dict[str, Any]]:
     """Time a step of local training at every node, by engine and precision."""
     return timed(
-        chosen, lambda options, dtype, way, out: local_training(options, chosen.model, dtype, way, out)[0]
+        chosen,
+        lambda options, dtype, variant, out: local_training(options, chosen.model, dtype, variant, out)[0],
     )  # type: ignore[arg-type]
 
 
@@ -484,7 +492,7 @@ def within(chosen: Chosen, items: list[Any]) -> Iterator[Any]:
     end = time.monotonic() + chosen.seconds
     for index, item in enumerate(items):
         if time.monotonic() > end:
-            print(f"out of time: {len(items) - index} of {len(items)} left out")
+            print(f"out of time: {len(items) - index} of {len(items)} skipped")
             return
         yield item
 

@@ -63,14 +63,14 @@ class Options:
         )
 
 
-def times_the_quickest(timings: Mapping[str, Timing], way: str) -> float:
+def times_the_fastest(timings: Mapping[str, Timing], engine: str) -> float:
     """Return the ratio of an engine's time to the fastest engine's in the same round, median over rounds."""
     rounds = zip(*(timings[each].seconds for each in step_time.ENGINES), strict=True)
-    mine = zip(timings[way].seconds, rounds, strict=True)
+    mine = zip(timings[engine].seconds, rounds, strict=True)
     return statistics.median(seconds / min(others) for seconds, others in mine)
 
 
-def way_of(options: step_time.Options, model: str, phase: str) -> str:
+def chosen_engine(options: step_time.Options, model: str, phase: str) -> str:
     """Return the engine that the library chooses; for distillation, with the nodes' convolutional critics."""
     compute = Compute(EngineConfig(device=options.device))
     nodes = step_time.make_nodes(options, model, compute, AuditLog())
@@ -86,22 +86,22 @@ def main(options: Options) -> int:
     Compute(options.one(3, 16).engine("one-by-one", "float32"))  # sets the number of threads
     where = step_time.machine(options.one(3, 16))
     print(f"{where['gpu'] or where['cpu']}, {where['threads']} threads, {where['date']}")
-    print(f"Milliseconds a step (medians of {options.rounds} rounds).\n")
-    print("| model | K | batch | phase | stacked | one by one | at once | taken | times the quickest |")
+    print(f"Milliseconds per step (medians of {options.rounds} rounds).\n")
+    print("| model | K | batch | phase | stacked | one by one | at once | chosen | times the fastest |")
     print("|---|---:|---:|---|---:|---:|---:|---|---:|")
     rows, slower = [], 0
     for model, nodes, batch in itertools.product(options.models, options.nodes, options.batch):
         for phase, make in PHASES.items():
             timings = step_time.measure(options.one(nodes, batch), make, model, "float32", step_time.ENGINES)
-            way = way_of(options.one(nodes, batch), model, phase)
-            times = times_the_quickest(timings, way)
+            engine = chosen_engine(options.one(nodes, batch), model, phase)
+            times = times_the_fastest(timings, engine)
             slower += times > options.slower
             medians = {each: 1e3 * statistics.median(timings[each].seconds) for each in step_time.ENGINES}
             cells = " | ".join(f"{medians[each]:.1f}" for each in step_time.ENGINES)
-            print(f"| {model} | {nodes} | {batch} | {phase} | {cells} | {way} | {times:.2f} |", flush=True)
+            print(f"| {model} | {nodes} | {batch} | {phase} | {cells} | {engine} | {times:.2f} |", flush=True)
             case = {"model": model, "nodes": nodes, "batch": batch, "phase": phase}
-            rows.append({**case, "way": way, "milliseconds": medians, "times_the_quickest": times})
-    print(f"\nMore than {options.slower:g} times the quickest: {slower} of {len(rows)}.")
+            rows.append({**case, "way": engine, "milliseconds": medians, "times_the_quickest": times})
+    print(f"\nMore than {options.slower:g} times the fastest: {slower} of {len(rows)}.")
     if options.save:
         content = {"machine": where, "options": asdict(options), "results": rows}
         path = step_time.result_file("grid", where)

@@ -71,20 +71,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
     torch.set_num_threads(1)
-    ways = [(layout, side) for layout in ("first", "last") for side in ("torch's", "ours")]
+    variants = [(layout, side) for layout in ("first", "last") for side in ("torch's", "ours")]
     print(
         "| network | precision | "
-        + " | ".join(f"{layout}: {side}" for layout, side in ways)
-        + " | answering, last |"
+        + " | ".join(f"{layout}: {side}" for layout, side in variants)
+        + " | inference, last: torch's | inference, last: ours |"
     )
     for spec, shape, batch in NETWORKS:
         for precision in ("float32", "bfloat16"):
             timings = measured(spec, shape, batch, precision)
             step, response = (
-                {way: 1e3 * statistics.median(each) for way, each in part.items()}
+                {variant: 1e3 * statistics.median(each) for variant, each in part.items()}
                 for part in timings.values()
             )
-            cells = [f"{step[way]:.1f}" for way in ways]
+            cells = [f"{step[variant]:.1f}" for variant in variants]
             cells += [f"{response['last', side]:.1f}" for side in ("torch's", "ours")]
             print(f"| {spec} | {precision} | {' | '.join(cells)} |", flush=True)
 

@@ -152,9 +152,7 @@ def main() -> None:
     if options.out:
         options.out.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n", encoding="utf-8")
     print(f"\n{about}\n")
-    print(
-        "| inputs | engine | form | nodes | secure aggregation | ms a query | the link | kB | link's share |"
-    )
+    print("| inputs | engine | form | nodes | masked | ms per query | link, ms | kB | share of the link |")
     print("|---|---|---|---:|---|---|---|---|---|")
     for row in rows:
         shape = "x".join(map(str, row["shape"][1:]))

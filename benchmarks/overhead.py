@@ -184,9 +184,9 @@ def times(options: Options, now: Callable[[], float] = time.perf_counter) -> dic
 def main(options: Options) -> None:
     """Count, time and print."""
     for name, value in asdict(counts_a_node()).items():
-        print(f"{name:>12} a node: {value:.1f}")
+        print(f"{name:>12} per node: {value:.1f}")
     for name, value in times(options).items():
-        print(f"{name}: {value:.0f} us a node")
+        print(f"{name}: {value:.0f} us per node")
 
 
 if __name__ == "__main__":

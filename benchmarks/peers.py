@@ -50,7 +50,7 @@ from fedstill.runs.simulation import group_nodes, should_stack
 from fedstill.tasks.classification import Classification
 
 CLASSES = 10
-Turn = Callable[[], object]
+Step = Callable[[], object]
 Precision = Literal["float32", "auto"]
 
 
@@ -227,7 +227,7 @@ def ours(
     )
 
 
-def fediod(model: str, nodes: int, options: Options) -> Mapping[str, Turn]:
+def fediod(model: str, nodes: int, options: Options) -> Mapping[str, Step]:
     """Return the variants of a FedIOD step, by name."""
     sizes = Sizes(model, nodes)
     config = FedIOD(
@@ -240,7 +240,7 @@ def fediod(model: str, nodes: int, options: Options) -> Mapping[str, Turn]:
     data = [node_data(options.seed, k, sizes.examples, sizes.shape) for k in range(nodes)]
     build = lambda *name: models.build(model, sizes.shape, CLASSES, options.seed, *name)  # noqa: E731
 
-    def server(method: FedIOD, precision: Precision) -> Turn:
+    def server(method: FedIOD, precision: Precision) -> Step:
         networks = [build("node", k) for k in range(nodes)]
         return ours(method, networks, build("student"), data, LocalConfig(), precision, options).step
 
@@ -254,13 +254,13 @@ def fediod(model: str, nodes: int, options: Options) -> Mapping[str, Turn]:
     }
 
 
-def fedavg(nodes: int, options: Options) -> Mapping[str, Turn]:
+def fedavg(nodes: int, options: Options) -> Mapping[str, Step]:
     """Return the variants of a FedAvg round of one epoch, by name."""
     data = [node_data(options.seed, k, 608, (1, 28, 28)) for k in range(nodes)]
     rate: dict[str, Any] = {"lr": 0.005, "lr_end": 0.005, "momentum": 0.0, "smoothing": 0.0}
     local = LocalConfig(epochs=1000, batch=32, optimizer="sgd", **rate)
 
-    def server(precision: Precision) -> Turn:
+    def server(precision: Precision) -> Step:
         networks: list[nn.Module] = [TwoConvolutions() for _ in range(nodes)]
         method = FedAvg(rounds=1000)
         return ours(method, networks, TwoConvolutions(), data, local, precision, options).step
@@ -272,22 +272,22 @@ def fedavg(nodes: int, options: Options) -> Mapping[str, Turn]:
     }
 
 
-def ways(work: str, options: Options) -> Mapping[str, Turn]:
+def variants(work: str, options: Options) -> Mapping[str, Step]:
     """Return the variants of one kind of step, such as ``fediod lenet5 K=20``."""
     what, *about = work.split()
     nodes = int(about[-1].removeprefix("K="))
     return fediod(about[0], nodes, options) if what == "fediod" else fedavg(nodes, options)
 
 
-def measure(made: Mapping[str, Turn], rounds: int) -> dict[str, dict[str, float]]:
+def measure(made: Mapping[str, Step], rounds: int) -> dict[str, dict[str, float]]:
     """Return seconds and speedup of each variant: medians over rounds that time every variant once."""
     seconds: dict[str, list[float]] = {name: [] for name in made}
-    for turn in made.values():
-        turn()
+    for run_step in made.values():
+        run_step()
     for _ in range(rounds):
-        for name, turn in made.items():
+        for name, run_step in made.items():
             start = time.perf_counter()
-            turn()
+            run_step()
             seconds[name].append(time.perf_counter() - start)
     theirs = seconds["published code"]
     return {
@@ -299,17 +299,17 @@ def measure(made: Mapping[str, Turn], rounds: int) -> dict[str, dict[str, float]
     }
 
 
-def gflop(turn: Turn) -> float:
+def gflop(run_step: Step) -> float:
     """Count the GFLOP of convolutions and matrix products in one step, in this thread."""
-    server = getattr(turn, "__self__", None)
+    server = getattr(run_step, "__self__", None)
     if isinstance(server, Server):
         server.compute.workers = Workers(1)
     with FlopCounterMode(display=False) as counter:
-        turn()
+        run_step()
     return float(counter.get_total_flops()) / 1e9
 
 
-HEAD = """| work | way | seconds | times as fast | GFLOP | share of the float32 peak |
+HEAD = """| workload | variant | seconds | times as fast | GFLOP | share of the float32 peak |
 |---|---|---:|---:|---:|---:|"""
 
 
@@ -324,7 +324,7 @@ def main(options: Options) -> None:
     print(f"in float32 reaches {peak:.0f} GFLOP/s\n\n{HEAD}")
     results: dict[str, Any] = {}
     for work in options.work:
-        made = ways(work, options)
+        made = variants(work, options)
         results[work] = measure(made, options.rounds)
         counted: dict[str, float] = {}  # the same in each precision
         for name, metrics in results[work].items():

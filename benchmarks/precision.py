@@ -70,7 +70,7 @@ def main() -> None:
     chosen = parser.parse_args()
     able = is_bfloat16_faster(torch.device("cpu"))
     print(f"The processor computes in bfloat16: {'yes' if able else 'no'}.\n")
-    print("| network | images | float32, ms | bfloat16, ms | bfloat16 / float32 | auto takes |")
+    print("| network | images | float32, ms | bfloat16, ms | bfloat16 / float32 | auto selects |")
     print("|---|---|---:|---:|---:|---|")
     for name, images, make, shape in networks():
         batch = max(chosen.batch * 1024 // max(images[-1] ** 2, 1024), 1)
@@ -80,10 +80,10 @@ def main() -> None:
         for precision in seconds:
             compute = Compute(EngineConfig(precision=precision, threads=chosen.threads))
             placed[precision] = compute, compute.to_device(make()).train()
-        for turn in range(chosen.rounds + 1):  # the first round warms up
+        for round_ in range(chosen.rounds + 1):  # the first round warms up
             for precision, (compute, network) in placed.items():
                 took = step(compute, network, x)
-                if turn:
+                if round_:
                     seconds[precision].append(took)
         full, half = (min(each) * 1e3 for each in seconds.values())
         ratio = statistics.median(b / a for a, b in zip(*seconds.values(), strict=True))

@@ -53,7 +53,7 @@ NOISY = NoisyOutputs(
     gradients=GRADIENTS,
 )
 VOTES = PATE(epsilon=1e6, pate=PateConfig(teachers=2, noise=1000.0), critic=CRITIC, gradients=GRADIENTS)
-WAYS: dict[str, PrivacyConfig | None] = {
+MECHANISMS: dict[str, PrivacyConfig | None] = {
     "no privacy": None,
     "none": NoPrivacy(),
     "dp-sgd": LEARNED,
@@ -118,10 +118,10 @@ def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) ->
     protect(private, privacy, side, method, setting, secret=1)
     took: dict[str, list[float]] = {"plain": [], "private": []}
     local_training.attach_optimizers([plain, private], local)
-    for turn in range(rounds):
+    for round_ in range(rounds):
         for name, node in (("plain", plain), ("private", private)):
             start = time.perf_counter()
-            local_training.train([node], task, local, compute, start=turn * 5, steps=5)
+            local_training.train([node], task, local, compute, start=round_ * 5, steps=5)
             took[name].append((time.perf_counter() - start) / 5)
     return statistics.median(took["plain"][1:]), statistics.median(took["private"][1:])
 
@@ -143,9 +143,9 @@ def main() -> None:
         "queries": [],
         "steps": [],
     }
-    print(f"{'inputs':14} {'mechanism':22} {'ms a query':>13} {'p99':>6}")
+    print(f"{'inputs':14} {'mechanism':22} {'ms per query':>13} {'p99':>6}")
     for shape in SHAPES:
-        for name, privacy in WAYS.items():
+        for name, privacy in MECHANISMS.items():
             each = sorted(query_seconds(shape, privacy, given.queries, given.folder))
             middle, late = 1e3 * statistics.median(each), 1e3 * each[int(0.99 * (len(each) - 1))]
             form = f"{ROWS}x{'x'.join(map(str, shape))}"
@@ -166,7 +166,7 @@ def main() -> None:
     if given.save:
         path = Path(__file__).parent / "results" / f"privacy-cpu-{content['date']}.json"
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        print(f"kept in {path}")
+        print(f"Saved as {path}")
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def main(options: Options) -> None:
     if options.only is not None:
         print(json.dumps(one(*options.only, options.rounds)))
         return
-    print("| what | nodes | ms for each that is asked | MB a node | of it before the first step |")
+    print("| method | nodes | ms per queried node | MB per node | of it before the first step |")
     print("|---|---:|---:|---:|---:|")
     results = []
     for what, counts in (("fediod", options.fediod), ("fedavg", options.fedavg)):

@@ -90,7 +90,7 @@ def main(options: Options) -> None:
     torch.set_num_threads(1)
     where = step_time.machine(step_time.Options())
     print(f"{where['cpu']}, one thread, torch {where['torch']}, {where['date']}\n")
-    print("| part | ms | times a step | ms a step | share |\n|---|---:|---:|---:|---:|")
+    print("| part | ms | times per step | ms per step | share |\n|---|---:|---:|---:|---:|")
     timings = {}
     for name, (times, part) in parts(options).items():
         for _ in range(5):

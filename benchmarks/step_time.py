@@ -51,7 +51,7 @@ Precision = Literal["float32", "bfloat16"]
 Shape = tuple[int, int, int]
 Losses = list[list[float]]
 ENGINES = ("stacked", "one-by-one", "at-once")
-WAYS = ("plain", *ENGINES)
+VARIANTS = ("plain", *ENGINES)
 CLASSES = 10
 GRAY: Shape = (1, 28, 28)  # input of small-cnn, lenet5 and mlp
 COLOR: Shape = (3, 32, 32)  # input of all other models
@@ -129,10 +129,10 @@ class Options:
             cuda_graphs=self.cuda_graphs,
         )
 
-    def compute(self, way: str, precision: Precision) -> Compute:
+    def compute(self, variant: str, precision: Precision) -> Compute:
         """Return the compute of an engine: all threads for each node one by one, one thread each at once."""
-        compute = Compute(self.engine(way, precision))
-        if way != "at-once":
+        compute = Compute(self.engine(variant, precision))
+        if variant != "at-once":
             compute.workers = Workers(1)
         return compute
 
@@ -257,8 +257,8 @@ class PlainDistillation:
         self.remembered_x[size - config.batch : size] = x.detach()
         self.remembered_z[size - config.batch : size] = z_bar.detach()
         L_S = torch.zeros(())
-        for turn in range(config.student.steps):
-            draw = torch_generator(self.seed, "memory", t, turn)
+        for index in range(config.student.steps):
+            draw = torch_generator(self.seed, "memory", t, index)
             if size > config.student.batch:
                 chosen = torch.randint(size, (config.student.batch,), generator=draw).to(device)
             else:
@@ -286,7 +286,7 @@ class PlainLocal:
         self.passes = [0] * len(nodes)
         self.done = 0
 
-    def turn(self, steps: int) -> Losses:
+    def train(self, steps: int) -> Losses:
         """Run this many steps of every node; return the losses by node and step."""
         losses = [self._node(k, steps) for k in range(len(self.networks))]
         self.done += steps
@@ -318,23 +318,23 @@ class PlainLocal:
 
 
 def distillation(
-    options: Options, model: str, precision: Precision, way: str, folder: Path
+    options: Options, model: str, precision: Precision, variant: str, folder: Path
 ) -> tuple[Callable[[], Losses], Timing]:
     """Return a function that runs ``options.steps`` distillation steps and returns their losses."""
-    compute = options.compute(way, precision)
+    compute = options.compute(variant, precision)
     config, task, shape = options.fediod(), Classification(CLASSES), shape_of(model)
-    audit = AuditLog(folder / f"{way}.sqlite", durable=False)
+    audit = AuditLog(folder / f"{variant}.sqlite", durable=False)
     nodes = make_nodes(options, model, compute, audit)
     side = config.node_side(NodeSetting(task, LocalConfig(), compute))
     for node in nodes:
         side.prepare(node)
     timing = Timing()
-    if way == "plain":
+    if variant == "plain":
         plain = PlainDistillation(options, model, compute, nodes)
         return lambda: [plain.step() for _ in range(options.steps)], timing
     for node in nodes:
         node.model.eval().requires_grad_(False)  # local training leaves models in this state
-    groups = group_nodes(nodes, way == "stacked")
+    groups = group_nodes(nodes, variant == "stacked")
     half = (0.5,) * shape[0]
     federation = InProcess(nodes, groups, side, compute)
     student = compute.to_device(make_student(options, model))
@@ -354,20 +354,20 @@ def distillation(
 
 
 def local_training(
-    options: Options, model: str, precision: Precision, way: str, folder: Path
+    options: Options, model: str, precision: Precision, variant: str, folder: Path
 ) -> tuple[Callable[[], Losses], Timing]:
     """Return a function that runs ``options.local_steps`` steps of every node and returns their losses."""
-    compute = options.compute(way, precision)
+    compute = options.compute(variant, precision)
     config, task = options.local(), Classification(CLASSES)
     nodes = make_nodes(options, model, compute, AuditLog())
     timing = Timing()
-    if way == "plain":
+    if variant == "plain":
         plain = PlainLocal(options, compute, nodes)
-        return lambda: plain.turn(options.local_steps), timing
+        return lambda: plain.train(options.local_steps), timing
     attach_optimizers(nodes, config)
-    groups, done = group_nodes(nodes, way == "stacked"), 0
+    groups, done = group_nodes(nodes, variant == "stacked"), 0
 
-    def turn() -> Losses:
+    def run_step() -> Losses:
         nonlocal done
         by_node: dict[str, list[torch.Tensor]] = {node.name: [] for node in nodes}
 
@@ -382,7 +382,7 @@ def local_training(
         done += options.local_steps
         return [torch.stack(losses).tolist() for losses in by_node.values()]
 
-    return turn, timing
+    return run_step, timing
 
 
 Make = Callable[[Options, str, Precision, str, Path], tuple[Callable[[], Losses], Timing]]
@@ -397,19 +397,19 @@ def now(options: Options) -> float:
 
 
 def measure(
-    options: Options, make: Make, model: str, precision: Precision, ways: Sequence[str] = WAYS
+    options: Options, make: Make, model: str, precision: Precision, variants: Sequence[str] = VARIANTS
 ) -> dict[str, Timing]:
     """Time rounds of all engines in alternation, after one warm-up round."""
     with tempfile.TemporaryDirectory() as folder:
-        made = {way: make(options, model, precision, way, Path(folder)) for way in ways}
+        made = {variant: make(options, model, precision, variant, Path(folder)) for variant in variants}
         per_turn = options.steps if make is distillation else options.local_steps
         for turn_number in range(options.rounds + 1):
-            for turn, timing in made.values():
+            for run_step, timing in made.values():
                 start = now(options)
-                turn()
+                run_step()
                 if turn_number:
                     timing.seconds.append((now(options) - start) / per_turn)
-    return {way: timing for way, (_, timing) in made.items()}
+    return {variant: timing for variant, (_, timing) in made.items()}
 
 
 def check_same_losses(options: Options) -> None:
@@ -434,12 +434,14 @@ def check_same_losses(options: Options) -> None:
             for phase, make in PHASES.items():
                 folder = Path(name) / model.replace(":", "-") / phase
                 folder.mkdir(parents=True)
-                made = {way: make(small, model, "float32", way, folder)[0]() for way in WAYS}
+                made = {variant: make(small, model, "float32", variant, folder)[0]() for variant in VARIANTS}
                 plain = torch.tensor(made["plain"])
-                for way in ENGINES:
-                    off = (torch.tensor(made[way]) - plain).abs() / plain.abs().clamp_min(0.1)
+                for variant in ENGINES:
+                    off = (torch.tensor(made[variant]) - plain).abs() / plain.abs().clamp_min(0.1)
                     if not off.max() < 2e-3:  # also if it is NaN
-                        raise RuntimeError(f"{phase} of {model}: {way} is {off.max():.2g} off the plain loop")
+                        raise RuntimeError(
+                            f"{phase} of {model}: {variant} is {off.max():.2g} off the plain loop"
+                        )
 
 
 # --- overhead of the federation, and peak of the machine ---------------------------------------------
@@ -461,9 +463,9 @@ def gflop_per_step(options: Options, make: Make, model: str, precision: Precisio
     """Return the GFLOP of convolutions and matrix products in one step, counted in the plain loop."""
     one_step = replace(options, steps=1, local_steps=1)
     with tempfile.TemporaryDirectory() as folder:
-        turn, _ = make(one_step, model, precision, "plain", Path(folder))
+        run_step, _ = make(one_step, model, precision, "plain", Path(folder))
         with FlopCounterMode(display=False) as counter:
-            turn()
+            run_step()
     return float(counter.get_total_flops()) / 1e9
 
 
@@ -473,11 +475,11 @@ def gflop_per_step(options: Options, make: Make, model: str, precision: Precisio
 def summary(timings: Mapping[str, Timing], gflop: float, gflops: float) -> dict[str, dict[str, Any]]:
     """Return metrics of each engine: seconds per step, ratio to the plain loop, share of the peak."""
     plain = timings["plain"].seconds
-    metrics_by_way = {}
-    for way, timing in timings.items():
+    metrics_by_variant = {}
+    for variant, timing in timings.items():
         ratios = [mine / base for mine, base in zip(timing.seconds, plain, strict=True)]
         median = statistics.median(timing.seconds)
-        metrics_by_way[way] = {
+        metrics_by_variant[variant] = {
             "median": median,
             "min": min(timing.seconds),
             "max": max(timing.seconds),
@@ -485,19 +487,19 @@ def summary(timings: Mapping[str, Timing], gflop: float, gflops: float) -> dict[
             "share_of_peak": gflop / median / gflops,
             "rounds": timing.seconds,
         }
-    return metrics_by_way
+    return metrics_by_variant
 
 
-HEAD = """| model | phase | precision | way | seconds a step | min - max | over plain | share of peak |
+HEAD = """| model | phase | precision | engine | seconds per step | min - max | over plain | share of peak |
 |---|---|---|---|---:|---:|---:|---:|"""
 
 
-def rows(model: str, phase: str, precision: str, metrics_by_way: Mapping[str, Mapping[str, Any]]) -> str:
+def rows(model: str, phase: str, precision: str, metrics_by_variant: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the lines of the Markdown table."""
     lines = []
-    for way, metrics in metrics_by_way.items():
+    for variant, metrics in metrics_by_variant.items():
         lines.append(
-            f"| {model} | {phase} | {precision} | {way} | {metrics['median']:.4f} "
+            f"| {model} | {phase} | {precision} | {variant} | {metrics['median']:.4f} "
             f"| {metrics['min']:.4f} - {metrics['max']:.4f} "
             f"| {metrics['over_plain']:.2f} | {100 * metrics['share_of_peak']:.0f} % |"
         )
@@ -538,7 +540,7 @@ def main(options: Options) -> int:
         raise ArgumentError("clock", options.clock, "wall, for any device but the CPU")
     Compute(options.engine("one-by-one", "float32"))  # sets the threads; refuses an unavailable device
     check_same_losses(options)
-    print("All ways give the same losses (checked on small sizes).\n")
+    print("All engines give the same losses (checked on small sizes).\n")
     where = machine(options)
     print(f"{where['gpu'] or where['cpu']}, {where['threads']} threads, torch {where['torch']}")
     print(f"K = {options.nodes}, batch {options.batch}, {options.rounds} rounds, medians\n\n{HEAD}")
@@ -549,12 +551,12 @@ def main(options: Options) -> int:
         for model in options.models:
             for phase, make in PHASES.items():
                 gflop = gflop_per_step(options, make, model, precision)
-                metrics_by_way = summary(measure(options, make, model, precision), gflop, gflops)
-                print(rows(model, phase, precision, metrics_by_way), flush=True)
-                notes.append(f"{model}, {phase}, {precision}: {gflop:.1f} GFLOP a step.")
+                metrics_by_variant = summary(measure(options, make, model, precision), gflop, gflops)
+                print(rows(model, phase, precision, metrics_by_variant), flush=True)
+                notes.append(f"{model}, {phase}, {precision}: {gflop:.1f} GFLOP per step.")
                 default = "stacked" if torch.device(options.device).type == "cuda" else "at-once"
-                least = min(metrics["median"] for metrics in metrics_by_way.values())
-                times = metrics_by_way[default]["median"] / least
+                least = min(metrics["median"] for metrics in metrics_by_variant.values())
+                times = metrics_by_variant[default]["median"] / least
                 if times > (options.assert_not_slower or float("inf")):
                     slow.append(f"{model}, {phase}, {precision}: {default} takes {times:.2f} times the least")
                 results.append(
@@ -565,12 +567,12 @@ def main(options: Options) -> int:
                         "precision": precision,
                         "gflop": gflop,
                         "peak_gflops": gflops,
-                        "ways": metrics_by_way,
+                        "ways": metrics_by_variant,
                     }
                 )
     costs = overhead.times(overhead.Options(options.nodes, options.batch), lambda: now(options))
     notes.append(
-        "A query that is free to answer, there and back, a node: "
+        "A query without computation and its backward pass, per node: "
         + ", ".join(f"{name} {cost:.0f} us" for name, cost in costs.items())
         + "."
     )
