@@ -1,4 +1,4 @@
-"""Whitened principal components, compared with scikit-learn and with numbers worked out by hand."""
+"""Whitened principal components, compared with scikit-learn and with values by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.errors import raises_invalid
 
 
 def correlated(rows: int, width: int) -> torch.Tensor:
-    """Features with deviations from 3 to 1 / 2 in a random basis, far from 0."""
+    """Return features with standard deviations from 3 to 1/2 in a random basis, far from 0."""
     generator = torch.Generator().manual_seed(0)
     basis, _ = torch.linalg.qr(torch.randn(width, width, generator=generator))
     return torch.randn(rows, width, generator=generator) * torch.linspace(3, 0.5, width) @ basis + 100
@@ -40,9 +40,9 @@ def test_largest_entry_of_each_direction_is_positive() -> None:
 
 @pytest.mark.parametrize("change", [1e-12, -1e-12])
 def test_sign_does_not_depend_on_rounding_if_entries_are_equally_large(change: float) -> None:
-    """The eigenvector is (1, -1) / sqrt(2), of a variance of 4."""
+    """The eigenvector is (1, -1) / sqrt(2), with variance 4."""
     f = torch.tensor([[1.0 + change, -1.0], [-1.0, 1.0 + change], [1.0, -1.0], [-1.0, 1.0]]).double()
-    f[:2] += torch.tensor([[0.1, 0.1], [-0.1, -0.1]])  # of the other direction
+    f[:2] += torch.tensor([[0.1, 0.1], [-0.1, -0.1]])  # in the other direction
     assert whitening_projection(f, 1)[:, 0].sign().tolist() == [1, -1]
 
 
@@ -50,7 +50,8 @@ def test_sign_does_not_depend_on_rounding_if_entries_are_equally_large(change: f
     ("features", "most"),
     [
         (correlated(5, 8), 4),  # five examples span four dimensions
-        (torch.tensor([[2.0, 0.05], [-2.0, 0.05], [0.0, -0.05], [0.0, -0.05]]), 1),  # 1.63 and 0.06
+        # standard deviations 1.63 and 0.06
+        (torch.tensor([[2.0, 0.05], [-2.0, 0.05], [0.0, -0.05], [0.0, -0.05]]), 1),
         (torch.ones(9, 3), 0),
     ],
 )

@@ -146,7 +146,7 @@ def test_models_take_as_many_inputs_as_there_are_components() -> None:
 
 
 def with_components() -> tuple[RunPlan, PublicData]:
-    """A plan of two components of five features, and its public data."""
+    """Return a plan with two components of five features, and its public data."""
     moments = {"mean": torch.zeros(5), "projection": torch.ones(5, 2)}
     public = PublicData("made", torch.zeros(3, 2), moments=moments)
     plan = replace(ON_FEATURES, features=replace(FEATURES, components=2))
