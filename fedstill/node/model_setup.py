@@ -12,9 +12,11 @@ from fedstill import models
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import Form
 from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.registry import searching_in
 from fedstill.core.seeds import torch_generator
 from fedstill.data.data_spec import DataSpec
-from fedstill.models import custom_model
+from fedstill.models import custom_model, perceptual
+from fedstill.models.backbones import RawInputs
 from fedstill.models.extractor_head import count_features, split_model
 from fedstill.models.inference import predict
 from fedstill.models.model_config import encoder_backbone
@@ -125,11 +127,19 @@ def _check_memory(name: str, file: NodeFile, spec: DataSpec, limit: int) -> None
 
 
 def load_perceptual(file: NodeFile, folder: Path, spec: DataSpec) -> nn.Module | None:
-    """Return the node's VGG features for images normalized by the spec, or None."""
-    from fedstill.models.vgg import load_vgg
+    """Return the node's network of the perceptual loss for images normalized by the spec, or None.
 
-    path = file.model.perceptual
-    return load_vgg(folder / Path(path).expanduser(), spec.mean, spec.std) if path else None
+    Raises:
+        ArgumentError: it is no file of a VGG and no backbone, or its weights are missing.
+        FedstillError: its weights do not fit.
+    """
+    name, weights = file.model.perceptual, file.model.perceptual_weights
+    if name and not perceptual.is_backbone(name):
+        name = str(folder / Path(name).expanduser())
+    weights = str(folder / Path(weights).expanduser()) if weights else ""
+    raw = RawInputs((len(spec.mean), *spec.shape[1:]), spec.mean, spec.std)
+    with searching_in(folder):
+        return perceptual.load_perceptual(name, weights, raw, "model.perceptual")
 
 
 def check_name_and_weights(file: NodeFile, folder: Path) -> None:

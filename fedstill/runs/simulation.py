@@ -24,7 +24,9 @@ from fedstill.data.loading import load
 from fedstill.federation.inprocess import InProcess
 from fedstill.federation.secure_aggregation import SecureAggregation
 from fedstill.methods._server import Server
+from fedstill.models.backbones import RawInputs
 from fedstill.models.module_utils import deep_copy, parameter_count
+from fedstill.models.perceptual import load_perceptual
 from fedstill.models.predictors import file_fingerprint
 from fedstill.node import local_training
 from fedstill.node.architectures import architecture_key as kind_of
@@ -175,12 +177,12 @@ class Simulation(MeasuredSimulation):
         return InProcess(self.nodes, groups, self.side, self.compute, self.setting.spec.link)
 
     def _perceptual_features(self) -> nn.Module | None:
-        if not self.setting.spec.nodes.perceptual:
-            return None
-        from fedstill.models.vgg import load_vgg
-
-        scale = [part.flatten().tolist() for part in (self.mean, self.std)]
-        return self.compute.to_device(load_vgg(Path(self.setting.spec.nodes.perceptual), *scale))
+        nodes = self.setting.spec.nodes
+        mean, std = (tuple(part.flatten().tolist()) for part in (self.mean, self.std))
+        raw = RawInputs((len(mean), *self.shape[1:]), mean, std)
+        name, weights = nodes.perceptual, nodes.perceptual_weights
+        features = load_perceptual(name, weights, raw, "nodes.perceptual")
+        return None if features is None else self.compute.to_device(features)
 
     def _nodes_by_architecture(self) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
         """Return the nodes' names by architecture, with an initial network of each."""

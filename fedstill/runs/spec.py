@@ -74,8 +74,12 @@ class NodesConfig(CheckedOptions):
     """Privacy mechanism of a node and its budget."""
 
     perceptual: str = ""
-    """A safetensors file of VGG-16 or VGG-19 weights with torchvision's names at every node, for perceptual
-    losses. Without it these losses are off."""
+    """A backbone (timm:NAME, torchvision:NAME or package.module:factory), or a safetensors file of VGG-16 or
+    VGG-19 weights with torchvision's names, at every node, for perceptual losses. Without it these losses are
+    off."""
+
+    perceptual_weights: str = ""
+    """A .safetensors file with the weights of the backbone in nodes.perceptual."""
 
 
 @dataclass(frozen=True)

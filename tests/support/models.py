@@ -187,3 +187,11 @@ def patches(shape: tuple[int, ...]) -> torch.nn.Module:
     """Return a backbone with maps at 1/4, 1/32 and 1/64 of the image."""
     sizes = ((shape[0], 3, 4), (3, 4, 8), (4, 5, 2))
     return torch.nn.Sequential(*(torch.nn.Conv2d(before, after, side, side) for before, after, side in sizes))
+
+
+def means(shape: tuple[int, ...]) -> torch.nn.Module:
+    """Return a backbone whose maps are twice the averages of 2 x 2 and three times those of 4 x 4 pixels."""
+    layers = [torch.nn.Conv2d(1, 1, 2, 2, bias=False) for _ in range(2)]
+    for layer, factor in zip(layers, (2.0, 1.5), strict=True):
+        torch.nn.init.constant_(layer.weight, factor / 4)
+    return torch.nn.Sequential(*layers)
