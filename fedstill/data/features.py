@@ -234,7 +234,7 @@ def compute_features_of_parts(
             progress(done + start + len(chunk), len(hashes))
     for row in missing:
         features[row] = features[first_rows[hashes[row]]]
-    return list(features.split([len(part) for part in parts]))
+    return list(torch.split(features, [len(part) for part in parts]))
 
 
 def _forward(

@@ -350,17 +350,17 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
         "run": f"{request.run}, requested {request.requested_at}",
         "server": request.server_name,
         "method": _describe_options(run["method"]),
-        "asks": planned_queries,
+        "queries": planned_queries,
         "at most": f"{queries}, {bytes_text}",
         "inputs": f"{task}; {inputs}{target}{event}",
         "input format": _describe_options(spec),
         **({"features": _describe_options(run["features"])} if "features" in run else {}),
         "public": public_text if public["fingerprint"] else "none",
         "wire": _describe_options(run["wire"]),
-        "seen by it": "sums of all nodes' responses (secure aggregation, experimental)"
+        "server sees": "sums of all nodes' responses (secure aggregation, experimental)"
         if run["secure_aggregation"]
         else "each node's responses",
-        "server says": f"student {student}; {quorum}",
+        "server states": f"student {student}; {quorum}",
         # Last, as there may be many.
         **(
             {"columns": list(map(_describe_column, schema.columns))}

@@ -169,13 +169,13 @@ def test_help_all_of_a_comparison_shows_options_of_its_methods(command: Main) ->
     assert "--method." not in command("compare", "--help-all")[1]
 
 
-def test_list_fits_one_screen(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_has_one_line_per_method_in_80_columns(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = command("list")
     assert (code, err) == (0, "")
     for name in (*METHODS, "digits", "fashion-mnist", "small-cnn", "resnet8", "segmentation"):
         assert name in out
-    assert len(out.splitlines()) <= len(METHODS) + 18  # a line a method, and what else there is below
+    assert len(out.splitlines()) <= len(METHODS) + 18  # other names follow
     assert max(map(len, out.splitlines())) <= 80
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,17 +120,20 @@ def test_planned_queries_are_those_of_a_run() -> None:
 # --- what leaves, and what it costs --------------------------------------------------------------------
 
 
-def test_noisy_sums_are_charged_as_one_event(tmp_path: Path) -> None:
-    private = DPSGD(epsilon=3.0, sums_noise=2.5)
+@pytest.mark.parametrize(("group_size", "event"), [(1, "gaussian(2.5)"), (2, "gaussian(1.25)")])
+def test_noisy_sums_are_charged_as_one_event(tmp_path: Path, group_size: int, event: str) -> None:
+    """A group of two records moves the sums twice as far."""
+    private = DPSGD(epsilon=9.0, sums_noise=2.5, group_size=group_size)
+    pairs = [replace(part, groups=torch.arange(len(part)) // 2) for part in by_class(vectors())]
     simulation = Simulation(
-        setting(FedCGS(clip=1.0, shrinkage=0.5), policies=[NAMED] * 3, privacies=[private] * 3)
+        setting(FedCGS(clip=1.0, shrinkage=0.5), pairs, policies=[NAMED] * 3, privacies=[private] * 3)
     )
     result = simulation.run(tmp_path)
     assert result["releases"] == ["feature sums"]
     log = AuditLog()
     log.open(tmp_path / FILE)
     for node in simulation.nodes:
-        assert total_charged(log, node.name) == ({"gaussian(2.5)": 1}, 0)
+        assert total_charged(log, node.name) == ({event: 1}, 0)
     log.close()
     exact = trained(FedCGS(clip=1.0, shrinkage=0.5))
     assert all(parameter.isfinite().all() for parameter in simulation.student.parameters())

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedstill.core.config_tables import flatten
 from fedstill.core.errors import ArgumentError
 from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data.data_spec import DataSpec
@@ -213,8 +214,10 @@ def test_request_shows_all_of_the_description(make_plan: Callable[[], RunPlan]) 
     public = {"public": "ab" * 16, "public_note": ("digits " * 70 + "ours", "")}
     table = json.loads(describe(replace(make_plan(), **public, student="resnet8"), None).text)
     table["method"] |= {"prompt": "x" * 3000 + "\u202eend", "last": {"gamma": 0.0625}}
-    texts = describe_request(ApprovalRequest(json.dumps(table), "one", "", ""))
+    request = ApprovalRequest(json.dumps(table), "run-7", "", "2026-01-02 03:04", "rejected")
+    texts = describe_request(request)
     shown = " ".join(text if isinstance(text, str) else " ".join(text) for text in texts.values())
+    summed = json.dumps({**table, "secure_aggregation": True})
     for query in table["queries"].values():
         del query["bytes"]  # rounded in the text
     for column in table["spec"]["schema"]["columns"]:
@@ -223,6 +226,13 @@ def test_request_shows_all_of_the_description(make_plan: Callable[[], RunPlan]) 
         if not isinstance(value, bool):
             as_written = (str(value), json.dumps(value), *([f"{value:g}"] if value in (0.0, 1.0) else []))
             assert any(text in shown for text in as_written), value
+    for topic in ("method", "wire"):
+        for option, value in flatten(table[topic]).items():
+            assert option == "name" or f"{option} = {json.dumps(value)}" in texts[topic]
+    assert (texts["state"], texts["run"]) == ("rejected", "run-7, requested 2026-01-02 03:04")
+    assert f"{request.run_description.max_queries} queries" in texts["at most"]
+    other = describe_request(replace(request, description=summed))
+    assert [topic for topic in texts if texts[topic] != other[topic]] == ["server sees"]
     assert shown.isprintable()
 
 
