@@ -1,4 +1,4 @@
-"""Option of golden files, and where doctests are looked for."""
+"""Option that updates golden files, and collection of doctests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Only in files that have some: to look for them is to import the module."""
+    """Collect doctests only from files that have some, since collecting imports the module."""
     found = yield
     return [
         each for each in found if not isinstance(each, DoctestModule) or ">>>" in file_path.read_text("utf-8")

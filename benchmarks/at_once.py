@@ -2,9 +2,9 @@
 
     python benchmarks/at_once.py
 
-``fedstill.models.inference.inference_batch_size`` follows from this table: the outputs of layers for one
-piece should stay in the processor's cache. One thread, processor seconds, the median of seven passes over
-1,000 images, in turns.
+``fedstill.models.inference.inference_batch_size`` is based on this table: the layer outputs of one batch
+should fit into the processor's cache. Runs on one thread and reports the median processor time of seven
+passes over 1,000 images. The batch sizes alternate.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ NETWORKS = [
 
 
 def seconds(compute: Compute, network: torch.nn.Module, x: torch.Tensor) -> dict[int, float]:
-    """Processor seconds of a pass by the size of its pieces; these take turns, so that what else the machine
-    does meets them all."""
+    """Return the processor seconds of a pass by batch size.
+
+    Batch sizes alternate, so that other work on the machine affects all of them.
+    """
     took: dict[int, list[float]] = {piece: [] for piece in PIECES}
     for _ in range(PASSES):
         for piece, each in took.items():
@@ -46,7 +48,7 @@ def seconds(compute: Compute, network: torch.nn.Module, x: torch.Tensor) -> dict
 
 
 def main() -> None:
-    """Print a row for each network and precision; * is the size that the library takes."""
+    """Print a row for each network and precision; * is the batch size that the library uses."""
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()

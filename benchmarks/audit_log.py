@@ -1,11 +1,11 @@
 """Milliseconds per charge to the audit log, by the number of existing entries.
 
     python benchmarks/audit_log.py                   # durable, in a file; 0, 10 000 and 100 000 entries
-    python benchmarks/audit_log.py --folder /data    # on the disk that it is to be on
+    python benchmarks/audit_log.py --folder /data    # on the disk that will hold the log
     python benchmarks/audit_log.py --save
 
-A gate charges a release before it hands it over: it looks up the spent budget, writes the entry with its
-hash, waits until it is on disk, and writes the head. The arithmetic of the budget is not included.
+A gate charges a release before it returns it: it looks up the spent budget, writes the entry with its
+hash, waits until the entry is on disk, and writes the head. The arithmetic of the budget is not included.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import Any
 from fedstill.node.audit_entries import Entry
 from fedstill.node.audit_log import AuditLog
 
-RUNS, EVENTS = 10, 20  # of the rows that are there already: different runs, different prices
+RUNS, EVENTS = 10, 20  # of the existing rows: different runs, different costs
 
 
 def entry(number: int) -> Entry:
-    """A release as FedIOD's query makes it."""
+    """Return an entry like that of FedIOD's query."""
     return Entry(
         run=f"run-{number % RUNS}",
         payer="these data",
@@ -47,9 +47,9 @@ def entry(number: int) -> Entry:
 
 
 def measured(path: Path, rows: int, charges: int, durable: bool) -> dict[str, Any]:
-    """Charge on top of some rows, then open the file again."""
+    """Time charges on top of some existing rows, then time opening the file again."""
     with closing(AuditLog(path, durable=False)) as audit, audit._database.write_transaction():
-        for number in range(rows):  # all in one transaction: only what comes after is timed
+        for number in range(rows):  # one transaction; only the charges after it are timed
             audit._apply_entry(*audit._insert_entry(entry(number)))
     times = []
     with closing(AuditLog(path, durable=durable)) as audit:
@@ -68,14 +68,14 @@ def measured(path: Path, rows: int, charges: int, durable: bool) -> dict[str, An
         "p50_ms": cuts[49],
         "p99_ms": cuts[98],
         "mean_ms": statistics.fmean(times),
-        "processor_ms": 1000 * busy / charges,  # the rest is waiting for the disk, and for the processor
+        "processor_ms": 1000 * busy / charges,  # the rest is waiting for the disk and for the processor
         "opening_s": opening,
         "file_mb": path.stat().st_size / 1e6,
     }
 
 
 def synced(folder: Path, times: int) -> float:
-    """Milliseconds that the disk takes to sync 4 kB that were appended to a file, the median."""
+    """Return the median milliseconds that the disk takes to sync 4 kB appended to a file."""
     each = []
     with (folder / "synced").open("wb", buffering=0) as file:
         for _ in range(times):
@@ -87,7 +87,7 @@ def synced(folder: Path, times: int) -> float:
 
 
 def main() -> None:
-    """Measure, print a Markdown table, save."""
+    """Measure, print a Markdown table and optionally save it."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--rows", type=int, nargs="+", default=[0, 10_000, 100_000])
@@ -115,7 +115,7 @@ def main() -> None:
         "date": date.today().isoformat(),
     }
     print(f"\n{about}\n")
-    print("| rows before | ms a charge, p50 | p99 | of the processor | s to open and check all |")
+    print("| rows before | ms per charge, p50 | p99 | processor time | s to open and verify |")
     print("|---|---|---|---|---|")
     for row in table:
         charge = f"{row['p50_ms']:.2f} | {row['p99_ms']:.2f} | {row['processor_ms']:.2f}"

@@ -21,12 +21,12 @@ from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import load
 from fedstill.tasks import logit_formulas
 
-WAYS = ("logits", "log_probs", "probs", "consensus")
-TURNS = (1, 2, 5, 20)
+ENSEMBLES = ("logits", "log_probs", "probs", "consensus")
+UPDATES = (1, 2, 5, 20)
 
 
 def measure(preset: str, seed: int, smoothing: float, root: str) -> dict[str, float]:
-    """Accuracy in percent of each way, and of the mean node."""
+    """Return the accuracy in percent of each ensemble and of the average node."""
     config = load(preset)
     local = dataclasses.replace(config.nodes.local, smoothing=smoothing)
     config = dataclasses.replace(
@@ -45,11 +45,14 @@ def measure(preset: str, seed: int, smoothing: float, root: str) -> dict[str, fl
         [predict(node.model, test.inputs, experiment.compute) for node in experiment.nodes]
     )  # (K, N, classes)
     weights = task.importance_weights(torch.stack([task.counts(node.data) for node in experiment.nodes]))
-    outputs: dict[str, torch.Tensor] = {way: task.ensemble(responses, weights, way) for way in WAYS}
-    for turns in TURNS:
-        outputs[f"turns={turns}"] = logit_formulas.consensus(responses.log_softmax(2), weights, turns)
+    outputs: dict[str, torch.Tensor] = {
+        ensemble: task.ensemble(responses, weights, ensemble) for ensemble in ENSEMBLES
+    }
+    for updates in UPDATES:
+        outputs[f"turns={updates}"] = logit_formulas.consensus(responses.log_softmax(2), weights, updates)
     accuracies = {
-        way: task.compute_metrics(output, test.targets)["accuracy"] for way, output in outputs.items()
+        ensemble: task.compute_metrics(output, test.targets)["accuracy"]
+        for ensemble, output in outputs.items()
     }
     alone = [task.compute_metrics(response, test.targets)["accuracy"] for response in responses]
     return {"standalone": mean(alone), **accuracies}
@@ -64,7 +67,7 @@ def main() -> None:
     parser.add_argument("--smoothing", nargs="+", type=float, default=[0.0, 0.1])
     parser.add_argument("--root", default="", help="where data sets lie")
     given = parser.parse_args()
-    columns = ("standalone", *WAYS, *(f"turns={turns}" for turns in TURNS))
+    columns = ("standalone", *ENSEMBLES, *(f"turns={updates}" for updates in UPDATES))
     print("| preset | seeds | smoothing |", " | ".join(columns), "|")
     print("|---|---|---|", "---|" * len(columns), sep="")
     for preset in given.presets:

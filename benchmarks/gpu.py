@@ -1,13 +1,13 @@
 """Correctness and speed on a GPU: equality with the CPU, and seconds per step by engine and precision.
 
-    python benchmarks/gpu.py --stages estimate                     # on paper; needs no GPU
+    python benchmarks/gpu.py --stages estimate                     # computed bounds; needs no GPU
     python benchmarks/gpu.py --stages check                        # every method equals the CPU
-    python benchmarks/gpu.py --stages step local                   # seconds by way and precision
-    python benchmarks/gpu.py --stages run --data.root DIR          # CIFAR-10, whole; call it again to go on
+    python benchmarks/gpu.py --stages step local                   # seconds by engine and precision
+    python benchmarks/gpu.py --stages run --data.root DIR          # CIFAR-10, full run; call again to resume
 
-Each stage ends within ``--seconds`` with what it has, so that a machine that is lent for ten minutes at a
-time can be used. Ways that are named ``library`` are the library's; the others are plain loops of the nodes'
-part of a step, to learn which way the library should take.
+Each stage ends within ``--seconds`` and reports its results so far, so that a GPU that is available for ten
+minutes at a time is enough. Rows named ``library`` are the library's engines. The others are plain loops over
+the nodes' part of a step, which show whether another engine would be faster.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PEAKS = {  # of one card, dense: FLOP/s in bfloat16 and TF32, byte/s
     "H100 SXM": (989e12, 494e12, 3.35e12),
     "H200": (989e12, 494e12, 4.8e12),
 }
-LAUNCH = 4e-6  # seconds that a kernel takes to be launched from Python, about
+LAUNCH = 4e-6  # approximate seconds to launch a kernel from Python
 
 
 @dataclass(frozen=True)
@@ -72,36 +72,36 @@ class Data:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Options: measurements and device."""
+    """Options: stages and device."""
 
     stages: tuple[Stage, ...] = ("estimate", "check", "step", "local")
     device: str = "cuda"
-    """cpu tries the program itself, at small sizes."""
+    """cpu tests the program itself, at small sizes."""
     seconds: float = 540.0
-    """Of each stage, after which it ends with what it has."""
+    """Time limit of each stage, after which it reports its results so far."""
     nodes: int = 20
     batch: int = 64
     width: int = 128
-    """Of ResNet-8, generator and critics, as the paper has them."""
+    """Width of ResNet-8, generator and critics; the default is the paper's."""
     network: str = ""
-    """Of nodes and student; none is ResNet-8 of the width."""
+    """Network of nodes and student; empty is ResNet-8 of the width."""
     data: Data = field(default_factory=Data)
     out: Path = Path(__file__).parent / "results"
-    """Where figures are kept, as gpu-STAGE-DATE.json."""
+    """Folder of the results, saved as gpu-STAGE-DATE.json."""
 
     @property
     def model(self) -> str:
         return self.network or f"resnet8:{self.width}"
 
     def options(self) -> Options:
-        """Sizes of a step, one student step in it, as published."""
+        """Sizes of a step as published, with one student step."""
         return Options(
             nodes=self.nodes, batch=self.batch, device=self.device, local_steps=1, student_steps=1,
             student_batch=self.batch, generator_width=self.width, critic_width=self.width,
         )  # fmt: skip
 
 
-# --- on paper ---------------------------------------------------------------------------------------
+# --- estimate ---------------------------------------------------------------------------------------
 
 
 class Counted(TorchDispatchMode):
@@ -139,9 +139,9 @@ def cost(network: nn.Module, x: torch.Tensor, learns: bool) -> Cost:
     """Return the cost of a network's forward and backward pass, computed on the device ``meta``.
 
     Args:
-        learns: whether its weights get gradients, or its input.
+        learns: compute gradients of the weights (True) or of the input (False).
 
-    >>> cost(nn.Linear(4, 3), torch.ones(2, 4), learns=True).flop  # 2 * 2 * 4 * 3 forth, as much for weights
+    >>> cost(nn.Linear(4, 3), torch.ones(2, 4), learns=True).flop  # 2 * 2 * 4 * 3 forward, the same backward
     96.0
     """
     twin = copy.deepcopy(network).to("meta").requires_grad_(learns)
@@ -152,7 +152,7 @@ def cost(network: nn.Module, x: torch.Tensor, learns: bool) -> Cost:
 
 
 def estimate(chosen: Chosen) -> list[dict[str, Any]]:
-    """Seconds of a FedIOD step and of 500 epochs of local training, at the least, by what binds."""
+    """Return lower bounds on the time of a FedIOD step and of 500 epochs of local training, by bottleneck."""
     x, noise = torch.empty(chosen.batch, *COLOR), torch.empty(chosen.batch, 100)
     half = (0.5,) * COLOR[0]
     T, D = models.build(chosen.model, COLOR, CLASSES, 0), PatchCritic(COLOR[0], chosen.width)
@@ -176,20 +176,20 @@ def estimate(chosen: Chosen) -> list[dict[str, Any]]:
     return rows
 
 
-# --- right? -----------------------------------------------------------------------------------------
+# --- correctness ------------------------------------------------------------------------------------
 
-SMALL: Mapping[str, Any] = {  # options that methods may have: little work, more than one turn
+SMALL: Mapping[str, Any] = {  # small values of options that methods may have, with more than one round
     "rounds": 2, "steps": 6, "batch": 8, "subset": 8, "initial_rounds": 1, "student_epochs": 1,
     "server_batch": 8, "attention": 0.0, "target_examples": 6, "generator": {"width": 8, "noise": 6},
     "critic": {"width": 4}, "student": {"steps": 2, "batch": 8, "epochs": 2, "memory": 24},
     "server": {"steps": 2, "batch": 8},
 }  # fmt: skip
-APART = 0.05  # of the way that networks go, that two machines may end from each other
-CHAOS = 3.0  # or so many times what rounding does: Adam's first steps follow a gradient's sign, however small
+APART = 0.05  # tolerated distance between two machines, relative to the change in training
+CHAOS = 3.0  # or this multiple of the rounding error, as Adam's first steps amplify it
 
 
 def with_known(options: Any, changes: Mapping[str, Any]) -> Any:
-    """Options with those changes that they know, those of their groups among them."""
+    """Return options with the changes that apply to them, including those of nested options."""
     known: dict[str, Any] = {}
     for part in dataclasses.fields(options):
         if part.name in changes:
@@ -199,7 +199,7 @@ def with_known(options: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def trained(name: str, engine: EngineConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """The student of a small run of a method, or its nodes' models: before and after, as one vector each."""
+    """Train a small run of a method; return its student's or nodes' weights before and after, as vectors."""
     kind = METHODS[name]
     method: Any = with_known(kind(), SMALL)
     maps, draw = method.needs().label_maps, torch.Generator().manual_seed(0)
@@ -224,15 +224,15 @@ def trained(name: str, engine: EngineConfig) -> tuple[torch.Tensor, torch.Tensor
 
 
 def vector(networks: list[nn.Module]) -> torch.Tensor:
-    """All weights as one vector on the CPU, in double precision."""
+    """Return all weights as one vector on the CPU, in double precision."""
     each = [parameter.detach().cpu().double().flatten() for net in networks for parameter in net.parameters()]
     return torch.cat(each)
 
 
 def check(chosen: Chosen) -> list[dict[str, Any]]:
-    """Return how far each method's networks on the device are from those on the CPU, over their change.
+    """Compare each method's networks on the device with those on the CPU, relative to the training's change.
 
-    Next to it, how far rounding alone takes them: stacked on the CPU from one by one on the CPU.
+    For reference, also measure the effect of rounding: stacked compared with one by one, both on the CPU.
     """
     rows = []
     names = [
@@ -242,9 +242,9 @@ def check(chosen: Chosen) -> list[dict[str, Any]]:
     ]  # inputs here are images
     for name in within(chosen, names):
         before, expected = trained(name, EngineConfig(batching="one-by-one", precision="float32"))
-        way = (expected - before).norm().clamp_min(1e-9)
+        change = (expected - before).norm().clamp_min(1e-9)
         twin = trained(name, EngineConfig(batching="stacked", precision="float32"))[1]
-        rounding = float((twin - expected).norm() / way)
+        rounding = float((twin - expected).norm() / change)
         for engine in ("one-by-one", "stacked"):
             row: dict[str, Any] = {"method": name, "engine": engine, "rounding": rounding}
             try:
@@ -252,41 +252,41 @@ def check(chosen: Chosen) -> list[dict[str, Any]]:
                     vector = trained(
                         name, EngineConfig(batching=engine, device=chosen.device, precision="float32")
                     )[1]  # type: ignore[arg-type]
-                row["apart"] = float((vector - expected).norm() / way)
+                row["apart"] = float((vector - expected).norm() / change)
                 row["equal"] = row["apart"] <= max(APART, CHAOS * rounding)
-            except (FedstillError, RuntimeError) as error:  # what this stage is there to find
+            except (FedstillError, RuntimeError) as error:  # failures are what this stage looks for
                 row |= {"equal": False, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
             rows.append(row)
     return rows
 
 
-# --- how fast? --------------------------------------------------------------------------------------
+# --- speed ------------------------------------------------------------------------------------------
 
 
 class NodesPart:
     """The nodes' part of a FedIOD step as a plain loop: critic steps, responses, gradients of x."""
 
-    def __init__(self, chosen: Chosen, precision: str, way: str) -> None:
-        device, self.way, self.precision = chosen.device, way, precision
+    def __init__(self, chosen: Chosen, precision: str, variant: str) -> None:
+        device, self.variant, self.precision = chosen.device, variant, precision
         options = Options(nodes=chosen.nodes, batch=chosen.batch, device=device)
         nodes = make_nodes(options, chosen.model, Compute(EngineConfig(device=device)), AuditLog())
         layout = torch.channels_last
         self.teachers = [node.model.eval().requires_grad_(False).to(memory_format=layout) for node in nodes]
         critics = [PatchCritic(COLOR[0], chosen.width).to(device, memory_format=layout) for _ in nodes]
         self.critics: list[Any] = critics
-        graphs = "graph" in way
+        graphs = "graph" in variant
         self.adams = [torch.optim.Adam(D.parameters(), 1e-3, fused=True, capturable=graphs) for D in critics]
         self.real = [node.data.inputs[: chosen.batch].to(memory_format=layout) for node in nodes]
         self.x = torch.randn(chosen.batch, *COLOR, device=device).to(memory_format=layout)
         self.gradients = [torch.zeros_like(self.x) for _ in nodes]
-        if way == "compile":
+        if variant == "compile":
             self.teachers = [torch.compile(T) for T in self.teachers]
             self.critics = [torch.compile(D) for D in critics]
-        self.streams = [torch.cuda.Stream() for _ in nodes] if "streams" in way else []
+        self.streams = [torch.cuda.Stream() for _ in nodes] if "streams" in variant else []
         self.graph = self._captured() if graphs else None
 
     def node(self, k: int) -> None:
-        """One node's part."""
+        """Compute one node's part."""
         T, D, adam = self.teachers[k], self.critics[k], self.adams[k]
         with torch.autocast(self.x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             loss = F.softplus(D(self.real[k])).mean() + F.softplus(-D(self.x)).mean()
@@ -299,7 +299,7 @@ class NodesPart:
         self.gradients[k].copy_(torch.autograd.grad(response, x)[0])
 
     def all(self) -> None:
-        """All nodes' parts."""
+        """Compute all nodes' parts."""
         if not self.streams:
             for k in range(len(self.teachers)):
                 self.node(k)
@@ -321,7 +321,7 @@ class NodesPart:
     def _captured(self) -> torch.cuda.CUDAGraph:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # what is made at the first call is made before the capture
+        with torch.cuda.stream(side):  # the first calls allocate; this must happen before the capture
             for _ in range(3):
                 self.all()
         torch.cuda.current_stream().wait_stream(side)
@@ -332,7 +332,7 @@ class NodesPart:
 
 
 def seconds(call: Callable[[], object], device: str, rounds: int = 8) -> float:
-    """The least of some rounds, after one to warm up."""
+    """Return the minimum over some rounds, after one warm-up round."""
     took = []
     for _ in range(rounds + 1):
         synchronize(device)
@@ -350,7 +350,7 @@ def synchronize(device: str) -> None:
 
 @contextmanager
 def tf32(on: bool) -> Iterator[None]:
-    """Products of float32 in TF32, or not."""
+    """Enable or disable TF32 for float32 matrix products."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = on
     try:
         yield
@@ -361,27 +361,31 @@ def tf32(on: bool) -> Iterator[None]:
 def timed(
     chosen: Chosen, make: Callable[[Options, str, str, Path], Callable[[], object]]
 ) -> list[dict[str, Any]]:
-    """The library's ways, in each precision: seconds, and the memory that they took."""
+    """Time the library's engines in each precision; return seconds and peak memory."""
     rows: list[dict[str, Any]] = []
     base = chosen.options()
-    ways = [
-        (way, precision)
-        for way in ("stacked", "stacked, no graphs", "one-by-one", "one-by-one, no graphs")
+    variants = [
+        (variant, precision)
+        for variant in ("stacked", "stacked, no graphs", "one-by-one", "one-by-one, no graphs")
         for precision in ("float32", "TF32", "bfloat16")
     ]
-    for way, precision in within(chosen, ways):
+    for variant, precision in within(chosen, variants):
         dtype = "bfloat16" if precision == "bfloat16" else "float32"
-        name, _, without = way.partition(", ")
+        name, _, without = variant.partition(", ")
         options = dataclasses.replace(base, channels_last=name == "one-by-one", cuda_graphs=not without)
         with tf32(precision == "TF32"), tempfile.TemporaryDirectory() as folder:
             call = make(options, dtype, name, Path(folder))
-            row = {"way": f"library, {way}", "precision": precision, "seconds": seconds(call, chosen.device)}
+            row = {
+                "way": f"library, {variant}",
+                "precision": precision,
+                "seconds": seconds(call, chosen.device),
+            }
         rows.append(row | {"memory": memory(chosen.device)})
     return rows
 
 
 def memory(device: str) -> int:
-    """The most bytes that were taken on the GPU since this was last asked; 0 elsewhere."""
+    """Return the peak GPU memory in bytes since the last call; 0 on other devices."""
     if torch.device(device).type != "cuda":
         return 0
     most = torch.cuda.max_memory_allocated()
@@ -390,17 +394,20 @@ def memory(device: str) -> int:
 
 
 def step(chosen: Chosen) -> list[dict[str, Any]]:
-    """A FedIOD step by way and precision, the nodes' part by further ways, and where the library waits."""
+    """Time a FedIOD step by engine and precision, and the nodes' part alone; list waits for the GPU."""
     rows = timed(
-        chosen, lambda options, dtype, way, out: distillation(options, chosen.model, dtype, way, out)[0]
+        chosen,
+        lambda options, dtype, variant, out: distillation(options, chosen.model, dtype, variant, out)[0],
     )  # type: ignore[arg-type]
-    ways = (
+    variants = (
         ("loop", "streams", "graph", "graph of streams", "compile") if chosen.device == "cuda" else ("loop",)
     )
-    for way, precision in within(chosen, [(way, each) for way in ways for each in ("TF32", "bfloat16")]):
+    for variant, precision in within(
+        chosen, [(variant, each) for variant in variants for each in ("TF32", "bfloat16")]
+    ):
         with tf32(precision == "TF32"):
-            part = NodesPart(chosen, precision, way)
-            row = {"way": f"nodes' part, {way}", "precision": precision}
+            part = NodesPart(chosen, precision, variant)
+            row = {"way": f"nodes' part, {variant}", "precision": precision}
             rows.append(row | {"seconds": seconds(part, chosen.device), "memory": memory(chosen.device)})
     best = {
         name: peak(Options(device=chosen.device), name, 8192 if chosen.device == "cuda" else 512) * 1e9
@@ -414,18 +421,18 @@ def step(chosen: Chosen) -> list[dict[str, Any]]:
 
 
 def waits(chosen: Chosen) -> list[tuple[str, int]]:
-    """Lines at which a step of the library waits for the GPU, and how often."""
+    """Return the source lines at which a step of the library waits for the GPU, with counts."""
     if chosen.device != "cuda":
         return []
     options = chosen.options()
     with tempfile.TemporaryDirectory() as folder:
-        turn = distillation(options, "resnet8:16", "float32", "stacked", Path(folder))[0]
-        turn()
+        run_step = distillation(options, "resnet8:16", "float32", "stacked", Path(folder))[0]
+        run_step()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
-                turn()
+                run_step()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
     counts = Counter(f"{Path(each.filename).name}:{each.lineno}" for each in caught)
@@ -433,17 +440,18 @@ def waits(chosen: Chosen) -> list[tuple[str, int]]:
 
 
 def local(chosen: Chosen) -> list[dict[str, Any]]:
-    """A step of local training at every node, by way and precision."""
+    """Time a step of local training at every node, by engine and precision."""
     return timed(
-        chosen, lambda options, dtype, way, out: local_training(options, chosen.model, dtype, way, out)[0]
+        chosen,
+        lambda options, dtype, variant, out: local_training(options, chosen.model, dtype, variant, out)[0],
     )  # type: ignore[arg-type]
 
 
-# --- a whole run ------------------------------------------------------------------------------------
+# --- full run ---------------------------------------------------------------------------------------
 
 
 def run(chosen: Chosen) -> list[dict[str, Any]]:
-    """CIFAR-10, 20 nodes, alpha 1, seed 0: as far as the seconds go; the next call continues."""
+    """Run CIFAR-10 with 20 nodes, alpha 1, seed 0, until the time limit; the next call resumes."""
     if not chosen.data.root:
         raise ArgumentError("data.root", "", "the folder with CIFAR-10, for the stage run")
     out = chosen.out / "gpu-run"
@@ -465,7 +473,7 @@ def run(chosen: Chosen) -> list[dict[str, Any]]:
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
         process.wait()
-        file = out / "metrics.jsonl"  # not there before anything is trained
+        file = out / "metrics.jsonl"  # missing until the first evaluation
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         metrics = [result for result in map(json.loads, lines) if "accuracy" in result]
         last = {key: metrics[-1][key] for key in ("step", "accuracy", "seconds")} if metrics else {}
@@ -476,21 +484,21 @@ def run(chosen: Chosen) -> list[dict[str, Any]]:
     return [{"run": str(out), "done": True, "accuracy": result["accuracy"], "seconds": result["seconds"]}]
 
 
-# --- all of it --------------------------------------------------------------------------------------
+# --- main -------------------------------------------------------------------------------------------
 
 
 def within(chosen: Chosen, items: list[Any]) -> Iterator[Any]:
-    """Items, as long as the seconds of a stage last; says what was left out."""
+    """Yield items until the time limit of a stage; then print the number of skipped items."""
     end = time.monotonic() + chosen.seconds
     for index, item in enumerate(items):
         if time.monotonic() > end:
-            print(f"out of time: {len(items) - index} of {len(items)} left out")
+            print(f"out of time: {len(items) - index} of {len(items)} skipped")
             return
         yield item
 
 
 def show(stage: str, rows: list[dict[str, Any]]) -> None:
-    """Rows as a Markdown table; columns are the keys of all."""
+    """Print rows as a Markdown table; its columns are the union of all keys."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     print(f"\n## {stage}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for row in rows:
@@ -512,9 +520,9 @@ STAGES: dict[Stage, Callable[[Chosen], list[dict[str, Any]]]] = {
 
 
 def main(chosen: Chosen) -> int:
-    """Run the stages, print their tables and keep them."""
+    """Run the stages, print their tables and save them."""
     if set(chosen.stages) != {"estimate"}:
-        Compute(EngineConfig(device=chosen.device))  # refuses a device that is not there
+        Compute(EngineConfig(device=chosen.device))  # raises an error if the device is unavailable
     where = machine(Options(device=chosen.device if torch.cuda.is_available() else "cpu"))
     wrong = 0
     for stage in chosen.stages:

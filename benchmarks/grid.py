@@ -1,8 +1,8 @@
 """Check that the library chooses the fastest engine, over networks, numbers of nodes and batch sizes.
 
-Nothing is measured before a run: a GPU stacks nodes, a CPU computes them at once, but for networks of matrix
-products of which each core would have several. Here each way has its turn (``step_time.py``), and the one
-that the library takes is held against the quickest.
+The library chooses an engine by rule, without measuring: a GPU stacks nodes. A CPU computes them at once,
+except for networks of matrix products when there are several nodes per core. This benchmark times all engines
+in alternation (``step_time.py``) and compares the chosen one with the fastest.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class Options:
     batch: tuple[int, ...] = (16, 64)
     """Inputs in a query, and examples in a local step."""
     rounds: int = 5
-    """Timed rounds; in each, every way has its turn."""
+    """Timed rounds; each times every engine once."""
     device: str = "cpu"
     """A torch device."""
     threads: int = 0
-    """CPU threads; 0 leaves it to torch."""
+    """CPU threads; 0 uses torch's default."""
     slower: float = 1.05
-    """A way that takes more than so many times as long as the quickest is reported as slower."""
+    """An engine counts as slower if it takes more than this many times as long as the fastest."""
     save: bool = False
-    """Write the figures to benchmarks/results."""
+    """Write the results to benchmarks/results."""
 
     def one(self, nodes: int, batch: int) -> step_time.Options:
-        """The options of one place of the grid."""
+        """Return the options of one point of the grid."""
         return step_time.Options(
             nodes=nodes,
             batch=batch,
@@ -63,15 +63,15 @@ class Options:
         )
 
 
-def times_the_quickest(timings: Mapping[str, Timing], way: str) -> float:
-    """Return the ratio of an engine's time to the fastest one's of the same round, median over rounds."""
+def times_the_fastest(timings: Mapping[str, Timing], engine: str) -> float:
+    """Return the ratio of an engine's time to the fastest engine's in the same round, median over rounds."""
     rounds = zip(*(timings[each].seconds for each in step_time.ENGINES), strict=True)
-    mine = zip(timings[way].seconds, rounds, strict=True)
+    mine = zip(timings[engine].seconds, rounds, strict=True)
     return statistics.median(seconds / min(others) for seconds, others in mine)
 
 
-def way_of(options: step_time.Options, model: str, phase: str) -> str:
-    """The library's way of computing; where it distils, nodes have critics, which are convolutional."""
+def chosen_engine(options: step_time.Options, model: str, phase: str) -> str:
+    """Return the engine that the library chooses; for distillation, with the nodes' convolutional critics."""
     compute = Compute(EngineConfig(device=options.device))
     nodes = step_time.make_nodes(options, model, compute, AuditLog())
     if phase == "distillation":
@@ -82,26 +82,26 @@ def way_of(options: step_time.Options, model: str, phase: str) -> str:
 
 
 def main(options: Options) -> int:
-    """Measure, print, save; 1 if the library's way is slower somewhere."""
-    Compute(options.one(3, 16).engine("one-by-one", "float32"))  # sets the threads
+    """Measure, print, save; return 1 if the library's engine is slower somewhere."""
+    Compute(options.one(3, 16).engine("one-by-one", "float32"))  # sets the number of threads
     where = step_time.machine(options.one(3, 16))
     print(f"{where['gpu'] or where['cpu']}, {where['threads']} threads, {where['date']}")
-    print(f"Milliseconds a step (medians of {options.rounds} rounds).\n")
-    print("| model | K | batch | phase | stacked | one by one | at once | taken | times the quickest |")
+    print(f"Milliseconds per step (medians of {options.rounds} rounds).\n")
+    print("| model | K | batch | phase | stacked | one by one | at once | chosen | times the fastest |")
     print("|---|---:|---:|---|---:|---:|---:|---|---:|")
     rows, slower = [], 0
     for model, nodes, batch in itertools.product(options.models, options.nodes, options.batch):
         for phase, make in PHASES.items():
             timings = step_time.measure(options.one(nodes, batch), make, model, "float32", step_time.ENGINES)
-            way = way_of(options.one(nodes, batch), model, phase)
-            times = times_the_quickest(timings, way)
+            engine = chosen_engine(options.one(nodes, batch), model, phase)
+            times = times_the_fastest(timings, engine)
             slower += times > options.slower
             medians = {each: 1e3 * statistics.median(timings[each].seconds) for each in step_time.ENGINES}
             cells = " | ".join(f"{medians[each]:.1f}" for each in step_time.ENGINES)
-            print(f"| {model} | {nodes} | {batch} | {phase} | {cells} | {way} | {times:.2f} |", flush=True)
+            print(f"| {model} | {nodes} | {batch} | {phase} | {cells} | {engine} | {times:.2f} |", flush=True)
             case = {"model": model, "nodes": nodes, "batch": batch, "phase": phase}
-            rows.append({**case, "way": way, "milliseconds": medians, "times_the_quickest": times})
-    print(f"\nMore than {options.slower:g} times the quickest: {slower} of {len(rows)}.")
+            rows.append({**case, "way": engine, "milliseconds": medians, "times_the_quickest": times})
+    print(f"\nMore than {options.slower:g} times the fastest: {slower} of {len(rows)}.")
     if options.save:
         content = {"machine": where, "options": asdict(options), "results": rows}
         path = step_time.result_file("grid", where)

@@ -2,8 +2,9 @@
 
     python benchmarks/group_norm.py
 
-Milliseconds of one thread's processor time, the median of nine steps, in turns; images as data lie (channels
-first), or as a generator gives them (channels last). Answering: without gradients.
+Reports the median processor milliseconds of nine steps on one thread; the variants alternate. Images are
+channels first, like data, or channels last, like a generator's output. ``response`` is a forward pass without
+gradients.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Times = dict[tuple[str, str], list[float]]
 
 
 def with_torchs(network: nn.Module) -> nn.Module:
-    """The network with torch's own layers in place of ours."""
+    """Replace our layers by torch's own in a network, in place."""
     for layer in network.modules():
         if type(layer) is GroupNorm:
             layer.__class__ = nn.GroupNorm
@@ -38,7 +39,7 @@ def with_torchs(network: nn.Module) -> nn.Module:
 
 
 def measured(spec: str, shape: tuple[int, int, int], batch: int, precision: Precision) -> dict[str, Times]:
-    """Milliseconds of a step and of an answer, by the images' layout and by whose layer it is."""
+    """Return the seconds of a step and of a forward pass, by the images' layout and the layer's source."""
     compute = Compute(EngineConfig(precision=precision))
     sides = {
         "torch's": compute.to_device(with_torchs(models.build(spec, shape, 2, 0))),
@@ -70,20 +71,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
     torch.set_num_threads(1)
-    ways = [(layout, side) for layout in ("first", "last") for side in ("torch's", "ours")]
+    variants = [(layout, side) for layout in ("first", "last") for side in ("torch's", "ours")]
     print(
         "| network | precision | "
-        + " | ".join(f"{layout}: {side}" for layout, side in ways)
-        + " | answering, last |"
+        + " | ".join(f"{layout}: {side}" for layout, side in variants)
+        + " | inference, last: torch's | inference, last: ours |"
     )
     for spec, shape, batch in NETWORKS:
         for precision in ("float32", "bfloat16"):
             timings = measured(spec, shape, batch, precision)
             step, response = (
-                {way: 1e3 * statistics.median(each) for way, each in part.items()}
+                {variant: 1e3 * statistics.median(each) for variant, each in part.items()}
                 for part in timings.values()
             )
-            cells = [f"{step[way]:.1f}" for way in ways]
+            cells = [f"{step[variant]:.1f}" for variant in variants]
             cells += [f"{response['last', side]:.1f}" for side in ("torch's", "ours")]
             print(f"| {spec} | {precision} | {' | '.join(cells)} |", flush=True)
 

@@ -24,9 +24,9 @@ NO_CODE = (
 
 
 def counted(source: str) -> tuple[int, int]:
-    """All lines of a piece of Python, and its lines of code.
+    """Count all lines of Python source, and its lines of code.
 
-    >>> counted('def f():\\n    "Says."\\n\\n    return 1  # one\\n')
+    >>> counted('def f():\n    "Says."\n\n    return 1  # one\n')
     (4, 2)
     """
     documented: set[int] = set()
@@ -41,7 +41,7 @@ def counted(source: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Print the table of package and tests."""
+    """Print a table of the package and the tests."""
     tree = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     for top in ("fedstill", "tests"):
         packages: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])

@@ -1,11 +1,11 @@
-"""Cost of reaching a node: seconds and bytes of a two-way query, by engine and by shape of the inputs.
+"""Cost of communication with a node: seconds and bytes of a two-way query, by engine and input shape.
 
     python benchmarks/link.py                       # all engines, three shapes, three nodes
     python benchmarks/link.py --engines in-process flare-poc --nodes 3 --queries 20
     python benchmarks/link.py --engines flare-poc --nodes 3 5 --secure-aggregation   # without and with
 
-A query is FedIOD's: inputs down, logits and critic values up, their gradients down, the inputs' gradient
-up, with equal small networks at every node. So all engines compute the same, and what differs is the link.
+The query is FedIOD's: inputs down, logits and critic values up, their gradients down, the inputs' gradient
+up. All nodes have the same small network. All engines compute the same, so only communication differs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORMS = (("float32", "float32"), ("float16", "float16"), ("int8", "int8"))
 
 
 def data_file(folder: Path, shape: tuple[int, ...]) -> Path:
-    """An ``.npz`` of noise: what is learned does not matter here."""
+    """Write an ``.npz`` file of noise; accuracy does not matter here."""
     generator = np.random.default_rng(0)
     _, channels, height, width = shape
     images = generator.integers(0, 256, (400, height, width, channels), dtype=np.uint8)
@@ -51,7 +51,7 @@ def configuration(
     forms: tuple[str, str],
     sums: bool,
 ) -> RunSpec:
-    """A run of as many queries, with next to no training around them."""
+    """Return a run with this many queries and almost no training."""
     return from_dict(
         {
             "name": "link",
@@ -81,7 +81,7 @@ def configuration(
 
 
 def measured(config: RunSpec, out: Path) -> dict[str, float]:
-    """Seconds and bytes of one query and what share of the run the link took."""
+    """Return the seconds and bytes of one query, and communication's share of the run."""
     start = time.perf_counter()
     result = run.run(config, out, command="benchmarks/link.py", progress=False)
     total = time.perf_counter() - start
@@ -152,9 +152,7 @@ def main() -> None:
     if options.out:
         options.out.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n", encoding="utf-8")
     print(f"\n{about}\n")
-    print(
-        "| inputs | engine | form | nodes | secure aggregation | ms a query | the link | kB | link's share |"
-    )
+    print("| inputs | engine | form | nodes | masked | ms per query | link, ms | kB | share of the link |")
     print("|---|---|---|---:|---|---|---|---|---|")
     for row in rows:
         shape = "x".join(map(str, row["shape"][1:]))

@@ -2,9 +2,9 @@
 
     python benchmarks/masks.py --save
 
-One thread, nodes one after the other; certificates are left out, which are read once a run. ``recover``: a
-sum that may be read without nodes that fail, so that each node adds a mask of its own, and the server takes
-all of these away.
+Runs on one thread, one node after the other, without certificates, which are read once per run. With
+``recover``, the sum tolerates nodes that drop out: each node adds a mask of its own, and the server removes
+all of these.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NODES, VALUES, ROUNDS = (3, 5, 20, 50), (640, 196_608, 1_000_000), 3
 
 
 class Unproved:
-    """Cards without certificates."""
+    """Key cards without certificates."""
 
     def sign(self, claim: bytes, value: bytes) -> bytes:
         return value
@@ -45,7 +45,7 @@ class Unproved:
 
 
 def measured(count: int, values: int, recover: bool, folder: Path) -> dict[str, float]:
-    """The quickest of a few sums: milliseconds of a node, of the server, and bytes that a node sends."""
+    """Return the fastest of a few sums: milliseconds of a node and the server, and bytes sent per node."""
     names = [f"n{index}" for index in range(count)]
     policy = PolicyConfig(sums_may_differ=True)
     masks = {

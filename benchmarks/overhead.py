@@ -1,8 +1,8 @@
 """Overhead of the library per query: calls, copies and writes, counted and timed.
 
-The query is free to answer: a node slices its input. It goes down and its gradient comes back, through
-federation, request handler, gate and audit log. Counts are the same on every machine, so that a test can
-hold them (tests/test_overhead.py); times are not.
+The response costs nothing to compute: a node slices its input. Inputs and gradients pass through federation,
+request handler, gate and audit log. Counts are the same on every machine, so that a test can check them
+(tests/test_overhead.py); times are not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fedstill.protocol.queries import Query
 from fedstill.tasks.classification import Classification
 
 CLASSES = 10
-COPIES = ("clone", "_to_copy", "copy_", "cat", "stack")  # of torch's operations
+COPIES = ("clone", "_to_copy", "copy_", "cat", "stack")  # torch operations
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Options:
     """Overhead of a query whose response costs nothing to compute."""
 
     nodes: int = 20
-    """How many are asked."""
+    """Number of queried nodes."""
     batch: int = 64
     """Inputs of 1 x 28 x 28 in the query."""
     rounds: int = 30
@@ -57,18 +57,18 @@ class Options:
 
 @dataclass(frozen=True)
 class Counts:
-    """One query to one node, there and back."""
+    """Counts of one query to one node, forward and backward."""
 
     calls: float
-    """Python functions."""
+    """Calls of Python functions."""
     operations: float
-    """Of torch."""
+    """torch operations."""
     copied: float
-    """Bytes that torch copies, over the bytes of the query."""
+    """Bytes that torch copies, relative to the bytes of the query."""
 
 
 class _Operations(TorchDispatchMode):
-    """Counts torch's operations, and the bytes that those among them copy that copy."""
+    """Counts torch operations, and the bytes of those that copy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,10 @@ class _Operations(TorchDispatchMode):
 
 @contextmanager
 def free_query(nodes: int, batch: int) -> Iterator[tuple[Callable[[], None], torch.Tensor, AuditLog]]:
-    """Asks nodes a query that costs nothing to answer, and pulls a gradient back; the input; the log."""
+    """Yield a function that queries nodes and backpropagates, its input, and the audit log.
+
+    The nodes' response costs nothing to compute.
+    """
     with tempfile.TemporaryDirectory() as folder:
         compute = Compute(EngineConfig(batching="one-by-one", precision="float32"))
         audit = AuditLog(Path(folder) / "overhead.sqlite", durable=False)
@@ -113,7 +116,7 @@ def free_query(nodes: int, batch: int) -> Iterator[tuple[Callable[[], None], tor
 
 
 def count(nodes: int, batch: int = 8) -> Counts:
-    """Counts of one query to so many nodes."""
+    """Return the counts of one query to this many nodes."""
     calls = 0
 
     def called(frame: FrameType, event: str, argument: object) -> None:
@@ -121,14 +124,14 @@ def count(nodes: int, batch: int = 8) -> Counts:
         calls += event == "call"
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # what is called in other threads would not be seen
+    torch.set_num_threads(1)  # the profiler does not see calls in other threads
     try:
         with free_query(nodes, batch) as (call, x, _):
-            call()  # what is made once is made
+            call()  # the first call creates what later calls reuse
             with _Operations() as operations:
                 call()
             collecting = gc.isenabled()
-            gc.disable()  # what it calls, callbacks of other packages too, is no part of a query
+            gc.disable()  # garbage collection, with callbacks of other packages, is not part of a query
             sys.setprofile(called)
             try:
                 call()
@@ -148,7 +151,7 @@ def counts_a_node(few: int = 4, many: int = 12) -> Counts:
 
 
 def times(options: Options, now: Callable[[], float] = time.perf_counter) -> dict[str, float]:
-    """Microseconds a node, medians: of the query, of its parts, and of the same without a federation."""
+    """Return median microseconds per node of the query, its parts, and the same without a federation."""
     with free_query(options.nodes, options.batch) as (call, x, audit):
 
         def by_hand() -> None:
@@ -179,11 +182,11 @@ def times(options: Options, now: Callable[[], float] = time.perf_counter) -> dic
 
 
 def main(options: Options) -> None:
-    """Count, time, print."""
+    """Count, time and print."""
     for name, value in asdict(counts_a_node()).items():
-        print(f"{name:>12} a node: {value:.1f}")
+        print(f"{name:>12} per node: {value:.1f}")
     for name, value in times(options).items():
-        print(f"{name}: {value:.0f} us a node")
+        print(f"{name}: {value:.0f} us per node")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Our steps next to those of published code, which is written down here pass by pass.
+"""Our steps compared with those of published code, which is reimplemented here pass by pass.
 
-*FedIOD's authors* (github.com/lsl001006/FedIOD at ef74ac8, mosaic_core/pipeline/FL.py): critics learn all in
-one step; the generator's loss goes back through teachers and critics whose weights get gradients that nobody
-uses; each of five student steps asks all teachers about new inputs. *PFLlib* (github.com/TsingZ0/PFLlib,
-FedAvg): a DataLoader over single examples, one client after another, copies of whole models. Both in
-float32, as published; their loading of data and their logs are left out. The networks are ours in both.
+*FedIOD's authors* (github.com/lsl001006/FedIOD at ef74ac8, mosaic_core/pipeline/FL.py): one optimizer step
+trains all critics. The generator's loss is backpropagated through teachers and critics, and also computes
+gradients of their weights, which are unused. Each of five student steps queries all teachers for new inputs.
+*PFLlib* (github.com/TsingZ0/PFLlib, FedAvg): a DataLoader over single examples, one client after another,
+copies of whole models. Both run in float32, as published, without their data loading and logging. Both use
+our networks.
 """
 
 from __future__ import annotations
@@ -49,29 +50,29 @@ from fedstill.runs.simulation import group_nodes, should_stack
 from fedstill.tasks.classification import Classification
 
 CLASSES = 10
-Turn = Callable[[], object]
+Step = Callable[[], object]
 Precision = Literal["float32", "auto"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """Our steps next to those of published code."""
+    """Our steps compared with those of published code."""
 
     rounds: int = 5
-    """Timed rounds; in each, every way has its turn."""
+    """Timed rounds; each times every variant once."""
     threads: int = 0
-    """CPU threads; 0 leaves it to torch."""
+    """CPU threads; 0 uses torch's default."""
     seed: int = 0
-    """Of data, first weights and draws."""
+    """Seed of data, initial weights and sampling."""
     work: tuple[str, ...] = ("fediod lenet5 K=20", "fediod resnet8:128 K=4", "fedavg K=20")
-    """What is timed."""
+    """Steps to time."""
     save: bool = False
-    """Write the figures to benchmarks/results."""
+    """Write the results to benchmarks/results."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a FedIOD step, as in the issue of the paper's authors' settings."""
+    """Sizes of a FedIOD step, as in the authors' settings given in an issue of their repository."""
 
     model: str
     nodes: int
@@ -94,7 +95,7 @@ class TwoConvolutions(nn.Sequential):
 
 
 def node_data(seed: int, k: int, count: int, shape: tuple[int, int, int]) -> TensorData:
-    """Random images and labels of node k."""
+    """Return random images and labels of node k."""
     draw = torch_generator(seed, "data", k)
     inputs = torch.randn(count, *shape, generator=draw)
     return TensorData(inputs, torch.randint(CLASSES, (count,), generator=draw))
@@ -202,7 +203,7 @@ def ours(
     precision: Precision,
     options: Options,
 ) -> Server:
-    """The server of a federation in this process, as a run makes it, with the audit log in memory."""
+    """Return the server of an in-process federation, as a run builds it, with the audit log in memory."""
     shape = tuple(data[0].inputs.shape[1:])
     engine = EngineConfig(precision=precision, threads=options.threads)
     compute = Compute(engine).for_network(shape, networks[0])
@@ -216,7 +217,7 @@ def ours(
     for node in nodes:
         side.prepare(node)
     attach_optimizers(nodes, local)
-    if method.initial_training is not None:  # local training leaves them so
+    if method.initial_training is not None:  # local training leaves models in this state
         for node in nodes:
             node.model.eval().requires_grad_(False)
     federation = InProcess(nodes, group_nodes(nodes, should_stack(compute, nodes)), side, compute)
@@ -226,8 +227,8 @@ def ours(
     )
 
 
-def fediod(model: str, nodes: int, options: Options) -> Mapping[str, Turn]:
-    """Ways of a FedIOD step, by name."""
+def fediod(model: str, nodes: int, options: Options) -> Mapping[str, Step]:
+    """Return the variants of a FedIOD step, by name."""
     sizes = Sizes(model, nodes)
     config = FedIOD(
         steps=1000,
@@ -239,7 +240,7 @@ def fediod(model: str, nodes: int, options: Options) -> Mapping[str, Turn]:
     data = [node_data(options.seed, k, sizes.examples, sizes.shape) for k in range(nodes)]
     build = lambda *name: models.build(model, sizes.shape, CLASSES, options.seed, *name)  # noqa: E731
 
-    def server(method: FedIOD, precision: Precision) -> Turn:
+    def server(method: FedIOD, precision: Precision) -> Step:
         networks = [build("node", k) for k in range(nodes)]
         return ours(method, networks, build("student"), data, LocalConfig(), precision, options).step
 
@@ -253,13 +254,13 @@ def fediod(model: str, nodes: int, options: Options) -> Mapping[str, Turn]:
     }
 
 
-def fedavg(nodes: int, options: Options) -> Mapping[str, Turn]:
-    """Ways of a FedAvg round of one epoch, by name."""
+def fedavg(nodes: int, options: Options) -> Mapping[str, Step]:
+    """Return the variants of a FedAvg round of one epoch, by name."""
     data = [node_data(options.seed, k, 608, (1, 28, 28)) for k in range(nodes)]
     rate: dict[str, Any] = {"lr": 0.005, "lr_end": 0.005, "momentum": 0.0, "smoothing": 0.0}
     local = LocalConfig(epochs=1000, batch=32, optimizer="sgd", **rate)
 
-    def server(precision: Precision) -> Turn:
+    def server(precision: Precision) -> Step:
         networks: list[nn.Module] = [TwoConvolutions() for _ in range(nodes)]
         method = FedAvg(rounds=1000)
         return ours(method, networks, TwoConvolutions(), data, local, precision, options).step
@@ -271,22 +272,22 @@ def fedavg(nodes: int, options: Options) -> Mapping[str, Turn]:
     }
 
 
-def ways(work: str, options: Options) -> Mapping[str, Turn]:
-    """The ways of one kind of work, say ``fediod lenet5 K=20``."""
+def variants(work: str, options: Options) -> Mapping[str, Step]:
+    """Return the variants of one kind of step, such as ``fediod lenet5 K=20``."""
     what, *about = work.split()
     nodes = int(about[-1].removeprefix("K="))
     return fediod(about[0], nodes, options) if what == "fediod" else fedavg(nodes, options)
 
 
-def measure(made: Mapping[str, Turn], rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds and GFLOP of each way; medians over rounds in which all have their turn."""
+def measure(made: Mapping[str, Step], rounds: int) -> dict[str, dict[str, float]]:
+    """Return seconds and speedup of each variant: medians over rounds that time every variant once."""
     seconds: dict[str, list[float]] = {name: [] for name in made}
-    for turn in made.values():
-        turn()
+    for run_step in made.values():
+        run_step()
     for _ in range(rounds):
-        for name, turn in made.items():
+        for name, run_step in made.items():
             start = time.perf_counter()
-            turn()
+            run_step()
             seconds[name].append(time.perf_counter() - start)
     theirs = seconds["published code"]
     return {
@@ -298,22 +299,22 @@ def measure(made: Mapping[str, Turn], rounds: int) -> dict[str, dict[str, float]
     }
 
 
-def gflop(turn: Turn) -> float:
-    """GFLOP of convolutions and products in one turn, in this thread, where the counter sees them."""
-    server = getattr(turn, "__self__", None)
+def gflop(run_step: Step) -> float:
+    """Count the GFLOP of convolutions and matrix products in one step, in this thread."""
+    server = getattr(run_step, "__self__", None)
     if isinstance(server, Server):
         server.compute.workers = Workers(1)
     with FlopCounterMode(display=False) as counter:
-        turn()
+        run_step()
     return float(counter.get_total_flops()) / 1e9
 
 
-HEAD = """| work | way | seconds | times as fast | GFLOP | share of the float32 peak |
+HEAD = """| workload | variant | seconds | times as fast | GFLOP | share of the float32 peak |
 |---|---|---:|---:|---:|---:|"""
 
 
 def main(options: Options) -> None:
-    """Measure, print, save."""
+    """Measure, print and save."""
     Compute(EngineConfig(threads=options.threads))
     where = step_time.machine(step_time.Options())
     peak = step_time.peak(step_time.Options(), "float32")
@@ -323,9 +324,9 @@ def main(options: Options) -> None:
     print(f"in float32 reaches {peak:.0f} GFLOP/s\n\n{HEAD}")
     results: dict[str, Any] = {}
     for work in options.work:
-        made = ways(work, options)
+        made = variants(work, options)
         results[work] = measure(made, options.rounds)
-        counted: dict[str, float] = {}  # in either precision the same
+        counted: dict[str, float] = {}  # the same in each precision
         for name, metrics in results[work].items():
             same = name.removesuffix(", float32")
             if same not in counted:

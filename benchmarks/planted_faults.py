@@ -54,7 +54,7 @@ COPIED = (
     "Makefile",
 )
 STARTUP_SECONDS = 20.0  # of pytest and the package
-TIMEOUT_FACTOR = 4  # times the duration without a fault; tests that take longer hang
+TIMEOUT_FACTOR = 4  # relative to the duration without a fault; tests that take longer count as hung
 DECLARATIONS = "tests/test_options.py"  # tests of the declarations of all files
 POLL_SECONDS = 0.05
 OUTPUT = "pytest-output.txt"

@@ -25,7 +25,7 @@ NOISE = 100
 
 
 def networks() -> list[tuple[str, Shape, Callable[[], nn.Module], Shape]]:
-    """Each network's name, the images it is for, how it is made and the shape of one input."""
+    """Return each network's name, image shape, factory and the shape of one input."""
     entries: list[tuple[str, Shape, Callable[[], nn.Module], Shape]] = []
     for spec, shape in [
         ("mlp", GRAY),
@@ -49,7 +49,7 @@ def networks() -> list[tuple[str, Shape, Callable[[], nn.Module], Shape]]:
 
 
 def step(compute: Compute, network: nn.Module, x: torch.Tensor) -> float:
-    """Processor seconds of a way forth and back."""
+    """Return the processor seconds of a forward and backward pass."""
     start = time.process_time()
     with compute.autocast():
         z = network(x).float()
@@ -70,7 +70,7 @@ def main() -> None:
     chosen = parser.parse_args()
     able = is_bfloat16_faster(torch.device("cpu"))
     print(f"The processor computes in bfloat16: {'yes' if able else 'no'}.\n")
-    print("| network | images | float32, ms | bfloat16, ms | bfloat16 / float32 | auto takes |")
+    print("| network | images | float32, ms | bfloat16, ms | bfloat16 / float32 | auto selects |")
     print("|---|---|---:|---:|---:|---|")
     for name, images, make, shape in networks():
         batch = max(chosen.batch * 1024 // max(images[-1] ** 2, 1024), 1)
@@ -80,10 +80,10 @@ def main() -> None:
         for precision in seconds:
             compute = Compute(EngineConfig(precision=precision, threads=chosen.threads))
             placed[precision] = compute, compute.to_device(make()).train()
-        for turn in range(chosen.rounds + 1):  # the first warms up
+        for round_ in range(chosen.rounds + 1):  # the first round warms up
             for precision, (compute, network) in placed.items():
                 took = step(compute, network, x)
-                if turn:
+                if round_:
                     seconds[precision].append(took)
         full, half = (min(each) * 1e3 for each in seconds.values())
         ratio = statistics.median(b / a for a, b in zip(*seconds.values(), strict=True))

@@ -2,8 +2,9 @@
 
     python benchmarks/precision_accuracy.py --root DIR --out runs/precision
 
-Resumes where it was stopped. Presets whose images are small are left out: ``engine.precision = "auto"`` takes
-float32 for them. A preset's own figure (accuracy, Dice, AUC, SSIM) is of test data; no option is chosen here.
+Resumes after an interruption. Presets with small images are excluded, as ``engine.precision = "auto"`` uses
+float32 for them. Each preset's own metric (accuracy, Dice, AUC, SSIM) is measured on test data; no option is
+chosen by it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ RUNS = {
     "cifar10-fediod-jpeg": f"{CIFAR} --method.steps 100",
     "cifar10-fedkd-jpeg": f"{CIFAR} --public.limit 2000 --method.student.epochs 10",
     "mri-segmentation-fedavg": "",
-    "mri-segmentation-fediod": "",  # whole: in 60 steps no student learns anything
+    "mri-segmentation-fediod": "",  # full length: in 60 steps no student learns anything
     "mri-reconstruction-fedavg": "",
     "mri-reconstruction-fediod": "--method.pretrain 100 --method.steps 60",
     "nuclei-fedavg": "--method.rounds 5",
@@ -40,7 +41,7 @@ PRECISIONS = ("float32", "bfloat16")
 
 
 def metric(preset: str, seed: int, precision: str, root: Path, out: Path) -> float:
-    """The preset's own figure of one run, in percent, which is made if it is not there."""
+    """Return the preset's own metric of one run, in percent. Runs it first if there is no result."""
     folder = out / preset / f"{precision}-{seed}"
     if not (folder / "result.json").exists():
         named = str(path) if (path := HERE / f"{preset}.toml").exists() else preset
@@ -59,7 +60,7 @@ def metric(preset: str, seed: int, precision: str, root: Path, out: Path) -> flo
 
 
 def main() -> None:
-    """Run what is missing and print a line a preset, and one of all."""
+    """Run what is missing and print a line per preset, and an overall difference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--root", type=Path, required=True, help="folder of the data sets")
     parser.add_argument("--out", type=Path, default=Path("runs/precision"))

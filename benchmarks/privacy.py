@@ -1,11 +1,11 @@
-"""Cost of privacy: milliseconds of gate, noise and audit log a query, and DP-SGD's time over plain.
+"""Cost of privacy: milliseconds of gate, noise and audit log per query, and time of DP-SGD over plain SGD.
 
     python benchmarks/privacy.py                  # both, one thread
     python benchmarks/privacy.py --save
 
-A query is FedIOD's: logits and critic values up, then the inputs' gradient. Its tensors are made
-beforehand, so that only the gate is timed: admit and two releases, charged to a log on this disk. A step
-of DP-SGD and a plain one alternate, on the same model and data.
+The query is FedIOD's: logits and critic values up, then the inputs' gradient. Its tensors are computed
+beforehand, so that only the gate is timed: one admission and two releases, charged to a log on this disk. A
+step of DP-SGD and a plain one alternate, on the same model and data.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ NOISY = NoisyOutputs(
     gradients=GRADIENTS,
 )
 VOTES = PATE(epsilon=1e6, pate=PateConfig(teachers=2, noise=1000.0), critic=CRITIC, gradients=GRADIENTS)
-WAYS: dict[str, PrivacyConfig | None] = {
+MECHANISMS: dict[str, PrivacyConfig | None] = {
     "no privacy": None,
     "none": NoPrivacy(),
     "dp-sgd": LEARNED,
@@ -66,7 +66,7 @@ MODELS = (("small-cnn", (1, 8, 8)), ("small-cnn", (1, 28, 28)), ("lenet5", (1, 2
 
 
 def make_node(shape: tuple[int, ...], model: str = "mlp:8") -> Node:
-    """A node with noise for data: what is learned does not matter here."""
+    """Return a node with noise as data; accuracy does not matter here."""
     generator = torch.Generator().manual_seed(0)
     data = TensorData(torch.rand(RECORDS, *shape, generator=generator), torch.arange(RECORDS) % CLASSES)
     channels, height, width = shape
@@ -90,7 +90,8 @@ def query_seconds(
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(ROWS, *shape, generator=generator)
     response = {"logits": torch.rand(ROWS, CLASSES), "critic": torch.rand(ROWS, shape[1] // 4, shape[2] // 4)}
-    gate.refusal_reason(predict_logits)  # is the whole run affordable? computed once, before the first query
+    # checks the budget of the whole run; computed once, before the first query
+    gate.refusal_reason(predict_logits)
     seconds = []
     for number in range(times):
         query = ReceivedQuery(
@@ -107,7 +108,7 @@ def query_seconds(
 
 
 def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) -> tuple[float, float]:
-    """One step of plain training and one of DP-SGD, taken in turn: medians."""
+    """Return the median seconds of a plain training step and of a DP-SGD step, which alternate."""
     compute, task = Compute(EngineConfig(batching="one-by-one", threads=1)), Classification(CLASSES)
     local = LocalConfig(batch=batch, epochs=1e4)
     plain, private = make_node(shape, model), make_node(shape, model)
@@ -117,16 +118,16 @@ def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) ->
     protect(private, privacy, side, method, setting, secret=1)
     took: dict[str, list[float]] = {"plain": [], "private": []}
     local_training.attach_optimizers([plain, private], local)
-    for turn in range(rounds):
+    for round_ in range(rounds):
         for name, node in (("plain", plain), ("private", private)):
             start = time.perf_counter()
-            local_training.train([node], task, local, compute, start=turn * 5, steps=5)
+            local_training.train([node], task, local, compute, start=round_ * 5, steps=5)
             took[name].append((time.perf_counter() - start) / 5)
     return statistics.median(took["plain"][1:]), statistics.median(took["private"][1:])
 
 
 def main() -> None:
-    """Measure, print, and keep if asked to."""
+    """Measure, print and optionally save."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -142,9 +143,9 @@ def main() -> None:
         "queries": [],
         "steps": [],
     }
-    print(f"{'inputs':14} {'mechanism':22} {'ms a query':>13} {'p99':>6}")
+    print(f"{'inputs':14} {'mechanism':22} {'ms per query':>13} {'p99':>6}")
     for shape in SHAPES:
-        for name, privacy in WAYS.items():
+        for name, privacy in MECHANISMS.items():
             each = sorted(query_seconds(shape, privacy, given.queries, given.folder))
             middle, late = 1e3 * statistics.median(each), 1e3 * each[int(0.99 * (len(each) - 1))]
             form = f"{ROWS}x{'x'.join(map(str, shape))}"
@@ -165,7 +166,7 @@ def main() -> None:
     if given.save:
         path = Path(__file__).parent / "results" / f"privacy-cpu-{content['date']}.json"
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        print(f"kept in {path}")
+        print(f"Saved as {path}")
 
 
 if __name__ == "__main__":

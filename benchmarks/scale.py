@@ -1,6 +1,6 @@
 """Milliseconds and memory per node, by the number of nodes, each number in its own process.
 
-FedIOD's step asks all nodes; a round of FedAvg with participation asks some of very many.
+A step of FedIOD queries all nodes. A round of FedAvg with partial participation queries a few of many.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class Options:
     """Options: numbers of nodes."""
 
     fediod: tuple[int, ...] = (20, 100, 1000)
-    """Numbers of nodes of which FedIOD asks all, with inputs in batches of 16."""
+    """Numbers of nodes for FedIOD, which queries all of them with inputs in batches of 16."""
     fedavg: tuple[int, ...] = (100, 1000, 10000)
-    """Numbers of nodes of which FedAvg asks 50 a round."""
+    """Numbers of nodes for FedAvg, which queries 50 per round."""
     rounds: int = 3
     """Timed steps or rounds."""
     only: tuple[Literal["fediod", "fedavg"], int] | None = None
-    """One of these, in this process, as JSON."""
+    """Measure one of these in this process, and print JSON."""
     save: bool = False
-    """Write the figures to benchmarks/results."""
+    """Write the results to benchmarks/results."""
 
 
 def memory() -> float:
-    """The most MB that this process has had."""
+    """Return the peak memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def fediod(data: list[TensorData], networks: list[nn.Module], student: nn.Module) -> Server:
-    """FedIOD with a small student and generator, so that nodes are what it costs."""
+    """Return FedIOD with a small student and generator, so that the nodes dominate its cost."""
     method = FedIOD(
         steps=1000,
         batch=16,
@@ -64,14 +64,14 @@ def fediod(data: list[TensorData], networks: list[nn.Module], student: nn.Module
 
 
 def fedavg(data: list[TensorData], networks: list[nn.Module], student: nn.Module) -> Server:
-    """FedAvg that asks 50 nodes a round, of which each takes four local steps with Adam."""
+    """Return FedAvg that queries 50 nodes per round, each for four local steps with Adam."""
     method = FedAvg(rounds=1000, participation=50 / len(data))
     local = LocalConfig(epochs=1000, batch=16)
     return peers.ours(method, networks, student, data, local, "float32", peers.Options(threads=1))
 
 
 def one(what: str, nodes: int, rounds: int) -> dict[str, Any]:
-    """Figures of one number of nodes."""
+    """Return the results for one number of nodes."""
     torch.set_num_threads(1)
     build = lambda *name: models.build(MODEL, SHAPE, peers.CLASSES, 0, *name)  # noqa: E731
     student = build("student")
@@ -96,11 +96,11 @@ def one(what: str, nodes: int, rounds: int) -> dict[str, Any]:
 
 
 def main(options: Options) -> None:
-    """Measure, print, save."""
+    """Measure, print and save."""
     if options.only is not None:
         print(json.dumps(one(*options.only, options.rounds)))
         return
-    print("| what | nodes | ms for each that is asked | MB a node | of it before the first step |")
+    print("| method | nodes | ms per queried node | MB per node | of it before the first step |")
     print("|---|---:|---:|---:|---:|")
     results = []
     for what, counts in (("fediod", options.fediod), ("fedavg", options.fedavg)):

@@ -1,7 +1,7 @@
 """Processor time of the parts of a FedIOD step, with one thread, times the number in a step.
 
-The parts are the networks' own work, in plain torch; what the whole step takes next to them is the library's
-(``overhead.py``) and the memory's.
+The parts are the networks' computations in plain torch. The rest of a full step is overhead of the library
+(``overhead.py``) and memory access.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ class Options:
     model: str = "small-cnn:16"
     """The nodes' architecture."""
     student: str = "small-cnn:32"
-    """The student's."""
+    """The student's architecture."""
     shape: tuple[int, int, int] = (1, 28, 28)
-    """Of an input."""
+    """Shape of an input."""
     nodes: int = 10
     """K."""
     batch: int = 64
     """Inputs in a query."""
     critic_batch: int = 32
-    """Of them those that a critic learns on."""
+    """Batch size of a critic step."""
     critic_width: int = 16
-    """Of each D_k."""
+    """Width of each D_k."""
     generator_width: int = 32
-    """Of G."""
+    """Width of G."""
     student_steps: int = 5
-    """Steps of S, of 64 remembered inputs each."""
+    """Steps of S, each on 64 inputs from memory."""
     repeat: int = 30
-    """How often each part is timed."""
+    """Number of times that each part is timed."""
 
 
 def parts(options: Options) -> dict[str, tuple[int, Part]]:
-    """Each part of a step, and how often a step has it."""
+    """Return each part of a step, with its number of calls in a step."""
     to_channels_last = lambda network: network.to(memory_format=torch.channels_last)  # noqa: E731
     channels = options.shape[0]
     T, S = (
@@ -90,7 +90,7 @@ def main(options: Options) -> None:
     torch.set_num_threads(1)
     where = step_time.machine(step_time.Options())
     print(f"{where['cpu']}, one thread, torch {where['torch']}, {where['date']}\n")
-    print("| part | ms | times a step | ms a step | share |\n|---|---:|---:|---:|---:|")
+    print("| part | ms | times per step | ms per step | share |\n|---|---:|---:|---:|---:|")
     timings = {}
     for name, (times, part) in parts(options).items():
         for _ in range(5):

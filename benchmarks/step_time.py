@@ -1,8 +1,8 @@
-"""Time of one step with every engine, next to a plain loop that does the same work.
+"""Time of one step with every engine, compared with a plain loop that computes the same.
 
-Two things are timed for K nodes of equal size, on random data: one FedIOD distillation step, and local
-training. The plain loop is Algorithm 1 written down with torch modules alone: no federation, no gate, no
-stacking. See the README next to this file.
+Times one FedIOD distillation step and local training for K nodes with equally many examples, on random data.
+The plain loop is Algorithm 1 in torch modules alone: no federation, no gate, no stacking. See the README in
+this folder.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ Precision = Literal["float32", "bfloat16"]
 Shape = tuple[int, int, int]
 Losses = list[list[float]]
 ENGINES = ("stacked", "one-by-one", "at-once")
-WAYS = ("plain", *ENGINES)
+VARIANTS = ("plain", *ENGINES)
 CLASSES = 10
-GRAY: Shape = (1, 28, 28)  # what small-cnn, lenet5 and mlp are given
-COLOR: Shape = (3, 32, 32)  # what every other model is given
+GRAY: Shape = (1, 28, 28)  # input of small-cnn, lenet5 and mlp
+COLOR: Shape = (3, 32, 32)  # input of all other models
 
 
 @dataclass(frozen=True)
 class Options:
-    """Time of a step on every engine, against a plain loop."""
+    """Time of a step on every engine, compared with a plain loop."""
 
     nodes: int = 20
     """K, all of one architecture."""
@@ -72,40 +72,40 @@ class Options:
     device: str = "cpu"
     """A torch device."""
     threads: int = 0
-    """CPU threads; 0 leaves it to torch."""
+    """CPU threads; 0 uses torch's default."""
     channels_last: bool = False
-    """Networks with channels last in memory, in every way of computing."""
+    """Use channels-last memory format for the networks of every engine."""
     cuda_graphs: bool = True
-    """On a GPU, steps recorded and launched as one."""
+    """On a GPU, capture steps as CUDA graphs."""
     rounds: int = 7
-    """Timed rounds; in each, every way of computing has its turn."""
+    """Timed rounds; each times every engine once."""
     steps: int = 1
-    """Distillation steps in a turn."""
+    """Distillation steps per round."""
     local_steps: int = 10
-    """Local steps in a turn."""
+    """Local steps per round."""
     examples: int = 256
-    """Of each node."""
+    """Examples of each node."""
     generator_width: int = FedIOD().generator.width
-    """Of G."""
+    """Width of G."""
     critic_width: int = FedIOD().critic.width
-    """Of each D_k."""
+    """Width of each D_k."""
     student_steps: int = 5
     """Student steps in a distillation step."""
     student_batch: int = 128
-    """Remembered inputs in a student step."""
+    """Inputs from memory in a student step."""
     seed: int = 0
-    """Of data, first weights and draws."""
+    """Seed of data, initial weights and sampling."""
     clock: Literal["wall", "processor"] = "wall"
-    """processor counts processor seconds: on a CPU shared with others, with one thread, steadier."""
+    """processor counts processor seconds: less noisy on a shared CPU, with one thread."""
     save: bool = False
-    """Write the figures to benchmarks/results."""
+    """Write the results to benchmarks/results."""
     name: str = "step_time"
     """First part of the result file's name."""
     assert_not_slower: float | None = None
-    """Exit with 1 if the library's own way takes more than so many times as long as the quickest one."""
+    """Exit with 1 if the default engine takes more than this many times as long as the fastest."""
 
     def fediod(self) -> FedIOD:
-        """The method's options in this benchmark: its defaults but for the sizes."""
+        """Return the method's options in this benchmark: its defaults except for the sizes."""
         return FedIOD(
             steps=1000,
             batch=self.batch,
@@ -119,7 +119,7 @@ class Options:
         return LocalConfig(epochs=0, min_steps=10_000, batch=self.batch)
 
     def engine(self, name: str, precision: Precision) -> EngineConfig:
-        """One engine."""
+        """Return the configuration of one engine."""
         return EngineConfig(
             batching="stacked" if name == "stacked" else "one-by-one",
             device=self.device,
@@ -129,31 +129,31 @@ class Options:
             cuda_graphs=self.cuda_graphs,
         )
 
-    def compute(self, way: str, precision: Precision) -> Compute:
-        """Return the compute of an engine: one by one has all threads for each node, at once has one."""
-        compute = Compute(self.engine(way, precision))
-        if way != "at-once":
+    def compute(self, variant: str, precision: Precision) -> Compute:
+        """Return the compute of an engine: all threads for each node one by one, one thread each at once."""
+        compute = Compute(self.engine(variant, precision))
+        if variant != "at-once":
             compute.workers = Workers(1)
         return compute
 
 
 @dataclass
 class Timing:
-    """Seconds of one way of computing, one value a round."""
+    """Seconds per step of one engine, one value per round."""
 
     seconds: list[float] = field(default_factory=list)
 
 
-# --- what every way starts from ---------------------------------------------------------------------
+# --- shared initial state ---------------------------------------------------------------------------
 
 
 def shape_of(model: str) -> Shape:
-    """The images that an architecture is timed on."""
+    """Return the input shape with which an architecture is timed."""
     return GRAY if model.partition(":")[0] in ("small-cnn", "lenet5", "mlp") else COLOR
 
 
 def make_nodes(options: Options, model: str, compute: Compute, audit: AuditLog) -> list[Node]:
-    """K nodes with random data: the same ones for each way of computing."""
+    """Return K nodes with random data, the same for each engine."""
     shape, count = shape_of(model), options.examples
     nodes = []
     for k in range(options.nodes):
@@ -169,7 +169,7 @@ def make_nodes(options: Options, model: str, compute: Compute, audit: AuditLog) 
 
 
 def make_student(options: Options, model: str) -> torch.nn.Module:
-    """The same first weights for each way of computing."""
+    """Return the student, with the same initial weights for each engine."""
     return models.build(model, shape_of(model), CLASSES, options.seed, "student")
 
 
@@ -177,9 +177,9 @@ def make_student(options: Options, model: str) -> torch.nn.Module:
 
 
 class PlainDistillation:
-    """Algorithm 1's second loop for a list of torch modules, with answers remembered.
+    """Algorithm 1's second loop for a list of torch modules, with a memory of responses.
 
-    It makes the draws that the library makes (same names, same seeds), so that losses can be compared.
+    It samples as the library does (same names, same seeds), so that losses can be compared.
     """
 
     def __init__(self, options: Options, model: str, compute: Compute, nodes: Sequence[Node]) -> None:
@@ -210,7 +210,7 @@ class PlainDistillation:
         self.done = 0
 
     def step(self) -> list[float]:
-        """One step; the losses in the order in which Server names them."""
+        """Run one step; return the losses in the order in which Server names them."""
         config, t, device = self.config, self.done, self.compute.device
         set_lr(self.g_adam, cosine_lr(t, config.steps, config.generator.lr, config.generator.lr_end))
         set_lr(self.s_adam, cosine_lr(t, config.steps, config.student.lr, config.student.lr_end))
@@ -221,7 +221,7 @@ class PlainDistillation:
             for k, (T, D, adam) in enumerate(
                 zip(self.teachers, self.critics, self.critic_adams, strict=True)
             ):
-                # Query 0 counts the labels, so that step t is query t + 1.
+                # Query 0 counts the labels, so step t is query t + 1.
                 draw = torch_generator(self.seed, self.names[k], "critic", t + 1)
                 chosen = torch.randint(len(self.data[k]), (config.batch,), generator=draw).to(device)
                 D.requires_grad_(True)
@@ -257,8 +257,8 @@ class PlainDistillation:
         self.remembered_x[size - config.batch : size] = x.detach()
         self.remembered_z[size - config.batch : size] = z_bar.detach()
         L_S = torch.zeros(())
-        for turn in range(config.student.steps):
-            draw = torch_generator(self.seed, "memory", t, turn)
+        for index in range(config.student.steps):
+            draw = torch_generator(self.seed, "memory", t, index)
             if size > config.student.batch:
                 chosen = torch.randint(size, (config.student.batch,), generator=draw).to(device)
             else:
@@ -282,12 +282,12 @@ class PlainLocal:
         self.data = [node.data for node in nodes]
         self.networks = [node.model.train().requires_grad_(True) for node in nodes]
         self.adams = [torch.optim.Adam(net.parameters(), self.config.lr, fused=True) for net in self.networks]
-        self.order = [torch.empty(0, dtype=torch.int64) for _ in nodes]  # examples yet to come
+        self.order = [torch.empty(0, dtype=torch.int64) for _ in nodes]  # remaining examples of the pass
         self.passes = [0] * len(nodes)
         self.done = 0
 
-    def turn(self, steps: int) -> Losses:
-        """So many steps of every node; the losses by node and step."""
+    def train(self, steps: int) -> Losses:
+        """Run this many steps of every node; return the losses by node and step."""
         losses = [self._node(k, steps) for k in range(len(self.networks))]
         self.done += steps
         return losses
@@ -314,27 +314,27 @@ class PlainLocal:
         return torch.stack(losses).tolist()
 
 
-# --- one turn of each way ---------------------------------------------------------------------------
+# --- one round of each engine -----------------------------------------------------------------------
 
 
 def distillation(
-    options: Options, model: str, precision: Precision, way: str, folder: Path
+    options: Options, model: str, precision: Precision, variant: str, folder: Path
 ) -> tuple[Callable[[], Losses], Timing]:
-    """A turn of ``options.steps`` distillation steps, which gives their losses."""
-    compute = options.compute(way, precision)
+    """Return a function that runs ``options.steps`` distillation steps and returns their losses."""
+    compute = options.compute(variant, precision)
     config, task, shape = options.fediod(), Classification(CLASSES), shape_of(model)
-    audit = AuditLog(folder / f"{way}.sqlite", durable=False)
+    audit = AuditLog(folder / f"{variant}.sqlite", durable=False)
     nodes = make_nodes(options, model, compute, audit)
     side = config.node_side(NodeSetting(task, LocalConfig(), compute))
     for node in nodes:
         side.prepare(node)
     timing = Timing()
-    if way == "plain":
+    if variant == "plain":
         plain = PlainDistillation(options, model, compute, nodes)
         return lambda: [plain.step() for _ in range(options.steps)], timing
     for node in nodes:
-        node.model.eval().requires_grad_(False)  # as local training leaves it
-    groups = group_nodes(nodes, way == "stacked")
+        node.model.eval().requires_grad_(False)  # local training leaves models in this state
+    groups = group_nodes(nodes, variant == "stacked")
     half = (0.5,) * shape[0]
     federation = InProcess(nodes, groups, side, compute)
     student = compute.to_device(make_student(options, model))
@@ -354,20 +354,20 @@ def distillation(
 
 
 def local_training(
-    options: Options, model: str, precision: Precision, way: str, folder: Path
+    options: Options, model: str, precision: Precision, variant: str, folder: Path
 ) -> tuple[Callable[[], Losses], Timing]:
-    """A turn of ``options.local_steps`` steps of every node, which gives their losses."""
-    compute = options.compute(way, precision)
+    """Return a function that runs ``options.local_steps`` steps of every node and returns their losses."""
+    compute = options.compute(variant, precision)
     config, task = options.local(), Classification(CLASSES)
     nodes = make_nodes(options, model, compute, AuditLog())
     timing = Timing()
-    if way == "plain":
+    if variant == "plain":
         plain = PlainLocal(options, compute, nodes)
-        return lambda: plain.turn(options.local_steps), timing
+        return lambda: plain.train(options.local_steps), timing
     attach_optimizers(nodes, config)
-    groups, done = group_nodes(nodes, way == "stacked"), 0
+    groups, done = group_nodes(nodes, variant == "stacked"), 0
 
-    def turn() -> Losses:
+    def run_step() -> Losses:
         nonlocal done
         by_node: dict[str, list[torch.Tensor]] = {node.name: [] for node in nodes}
 
@@ -382,7 +382,7 @@ def local_training(
         done += options.local_steps
         return [torch.stack(losses).tolist() for losses in by_node.values()]
 
-    return turn, timing
+    return run_step, timing
 
 
 Make = Callable[[Options, str, Precision, str, Path], tuple[Callable[[], Losses], Timing]]
@@ -390,33 +390,33 @@ PHASES: Mapping[str, Make] = {"distillation": distillation, "local training": lo
 
 
 def now(options: Options) -> float:
-    """Seconds on the chosen clock, once the device has done what it was given."""
+    """Return the seconds on the chosen clock, after the device has finished its pending work."""
     if torch.device(options.device).type == "cuda":
         torch.cuda.synchronize()
     return time.process_time() if options.clock == "processor" else time.perf_counter()
 
 
 def measure(
-    options: Options, make: Make, model: str, precision: Precision, ways: Sequence[str] = WAYS
+    options: Options, make: Make, model: str, precision: Precision, variants: Sequence[str] = VARIANTS
 ) -> dict[str, Timing]:
-    """Rounds of all ways, taken in turn, after one round to warm up."""
+    """Time rounds of all engines in alternation, after one warm-up round."""
     with tempfile.TemporaryDirectory() as folder:
-        made = {way: make(options, model, precision, way, Path(folder)) for way in ways}
+        made = {variant: make(options, model, precision, variant, Path(folder)) for variant in variants}
         per_turn = options.steps if make is distillation else options.local_steps
         for turn_number in range(options.rounds + 1):
-            for turn, timing in made.values():
+            for run_step, timing in made.values():
                 start = now(options)
-                turn()
+                run_step()
                 if turn_number:
                     timing.seconds.append((now(options) - start) / per_turn)
-    return {way: timing for way, (_, timing) in made.items()}
+    return {variant: timing for variant, (_, timing) in made.items()}
 
 
 def check_same_losses(options: Options) -> None:
-    """Refuse to time things that differ: on small sizes all ways give the same losses, step by step.
+    """Refuse to time different computations: at small sizes all engines must give the same losses per step.
 
     Raises:
-        RuntimeError: naming the way and how far it is off.
+        RuntimeError: names the engine and its largest deviation.
     """
     small = replace(
         options,
@@ -434,19 +434,21 @@ def check_same_losses(options: Options) -> None:
             for phase, make in PHASES.items():
                 folder = Path(name) / model.replace(":", "-") / phase
                 folder.mkdir(parents=True)
-                made = {way: make(small, model, "float32", way, folder)[0]() for way in WAYS}
+                made = {variant: make(small, model, "float32", variant, folder)[0]() for variant in VARIANTS}
                 plain = torch.tensor(made["plain"])
-                for way in ENGINES:
-                    off = (torch.tensor(made[way]) - plain).abs() / plain.abs().clamp_min(0.1)
-                    if not off.max() < 2e-3:  # also when it is NaN
-                        raise RuntimeError(f"{phase} of {model}: {way} is {off.max():.2g} off the plain loop")
+                for variant in ENGINES:
+                    off = (torch.tensor(made[variant]) - plain).abs() / plain.abs().clamp_min(0.1)
+                    if not off.max() < 2e-3:  # also if it is NaN
+                        raise RuntimeError(
+                            f"{phase} of {model}: {variant} is {off.max():.2g} off the plain loop"
+                        )
 
 
-# --- what the federation itself costs, and what the machine can do ----------------------------------
+# --- overhead of the federation, and peak of the machine ---------------------------------------------
 
 
 def peak(options: Options, precision: Precision, size: int = 2048) -> float:
-    """The best GFLOP/s that a large product of matrices reaches here: the machine's practical peak."""
+    """Return the best GFLOP/s of a large matrix product: the machine's practical peak."""
     dtype = getattr(torch, precision)
     a, b = (torch.ones(size, size, dtype=dtype, device=options.device) for _ in range(2))
     seconds = []
@@ -458,26 +460,26 @@ def peak(options: Options, precision: Precision, size: int = 2048) -> float:
 
 
 def gflop_per_step(options: Options, make: Make, model: str, precision: Precision) -> float:
-    """GFLOP of convolutions and matrix products in one step, counted in the plain loop."""
+    """Return the GFLOP of convolutions and matrix products in one step, counted in the plain loop."""
     one_step = replace(options, steps=1, local_steps=1)
     with tempfile.TemporaryDirectory() as folder:
-        turn, _ = make(one_step, model, precision, "plain", Path(folder))
+        run_step, _ = make(one_step, model, precision, "plain", Path(folder))
         with FlopCounterMode(display=False) as counter:
-            turn()
+            run_step()
     return float(counter.get_total_flops()) / 1e9
 
 
-# --- telling ----------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------
 
 
 def summary(timings: Mapping[str, Timing], gflop: float, gflops: float) -> dict[str, dict[str, Any]]:
-    """Figures of each way: seconds a step, ratio to the plain loop, share of the peak."""
+    """Return metrics of each engine: seconds per step, ratio to the plain loop, share of the peak."""
     plain = timings["plain"].seconds
-    metrics_by_way = {}
-    for way, timing in timings.items():
+    metrics_by_variant = {}
+    for variant, timing in timings.items():
         ratios = [mine / base for mine, base in zip(timing.seconds, plain, strict=True)]
         median = statistics.median(timing.seconds)
-        metrics_by_way[way] = {
+        metrics_by_variant[variant] = {
             "median": median,
             "min": min(timing.seconds),
             "max": max(timing.seconds),
@@ -485,19 +487,19 @@ def summary(timings: Mapping[str, Timing], gflop: float, gflops: float) -> dict[
             "share_of_peak": gflop / median / gflops,
             "rounds": timing.seconds,
         }
-    return metrics_by_way
+    return metrics_by_variant
 
 
-HEAD = """| model | phase | precision | way | seconds a step | min - max | over plain | share of peak |
+HEAD = """| model | phase | precision | engine | seconds per step | min - max | over plain | share of peak |
 |---|---|---|---|---:|---:|---:|---:|"""
 
 
-def rows(model: str, phase: str, precision: str, metrics_by_way: Mapping[str, Mapping[str, Any]]) -> str:
-    """Lines of the Markdown table."""
+def rows(model: str, phase: str, precision: str, metrics_by_variant: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the lines of the Markdown table."""
     lines = []
-    for way, metrics in metrics_by_way.items():
+    for variant, metrics in metrics_by_variant.items():
         lines.append(
-            f"| {model} | {phase} | {precision} | {way} | {metrics['median']:.4f} "
+            f"| {model} | {phase} | {precision} | {variant} | {metrics['median']:.4f} "
             f"| {metrics['min']:.4f} - {metrics['max']:.4f} "
             f"| {metrics['over_plain']:.2f} | {100 * metrics['share_of_peak']:.0f} % |"
         )
@@ -533,12 +535,12 @@ def result_file(name: str, where: Mapping[str, Any]) -> Path:
 
 
 def main(options: Options) -> int:
-    """Measure, print, save, judge."""
+    """Measure, print, save; return 1 if the library's default engine is slower than allowed."""
     if options.clock == "processor" and torch.device(options.device).type != "cpu":
         raise ArgumentError("clock", options.clock, "wall, for any device but the CPU")
-    Compute(options.engine("one-by-one", "float32"))  # sets the threads; refuses a device that is not there
+    Compute(options.engine("one-by-one", "float32"))  # sets the threads; refuses an unavailable device
     check_same_losses(options)
-    print("All ways give the same losses (checked on small sizes).\n")
+    print("All engines give the same losses (checked on small sizes).\n")
     where = machine(options)
     print(f"{where['gpu'] or where['cpu']}, {where['threads']} threads, torch {where['torch']}")
     print(f"K = {options.nodes}, batch {options.batch}, {options.rounds} rounds, medians\n\n{HEAD}")
@@ -549,12 +551,12 @@ def main(options: Options) -> int:
         for model in options.models:
             for phase, make in PHASES.items():
                 gflop = gflop_per_step(options, make, model, precision)
-                metrics_by_way = summary(measure(options, make, model, precision), gflop, gflops)
-                print(rows(model, phase, precision, metrics_by_way), flush=True)
-                notes.append(f"{model}, {phase}, {precision}: {gflop:.1f} GFLOP a step.")
+                metrics_by_variant = summary(measure(options, make, model, precision), gflop, gflops)
+                print(rows(model, phase, precision, metrics_by_variant), flush=True)
+                notes.append(f"{model}, {phase}, {precision}: {gflop:.1f} GFLOP per step.")
                 default = "stacked" if torch.device(options.device).type == "cuda" else "at-once"
-                least = min(metrics["median"] for metrics in metrics_by_way.values())
-                times = metrics_by_way[default]["median"] / least
+                least = min(metrics["median"] for metrics in metrics_by_variant.values())
+                times = metrics_by_variant[default]["median"] / least
                 if times > (options.assert_not_slower or float("inf")):
                     slow.append(f"{model}, {phase}, {precision}: {default} takes {times:.2f} times the least")
                 results.append(
@@ -565,12 +567,12 @@ def main(options: Options) -> int:
                         "precision": precision,
                         "gflop": gflop,
                         "peak_gflops": gflops,
-                        "ways": metrics_by_way,
+                        "ways": metrics_by_variant,
                     }
                 )
     costs = overhead.times(overhead.Options(options.nodes, options.batch), lambda: now(options))
     notes.append(
-        "A query that is free to answer, there and back, a node: "
+        "A query without computation and its backward pass, per node: "
         + ", ".join(f"{name} {cost:.0f} us" for name, cost in costs.items())
         + "."
     )

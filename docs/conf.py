@@ -1,4 +1,4 @@
-"""Configuration of Sphinx, which builds the site for ``make docs``."""
+"""Sphinx configuration of the site, which ``make docs`` builds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sphinx.application import Sphinx
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]  # this fedstill, and the site's own directives
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the gallery's figures are those of one thread
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the gallery's results are those of one thread
 os.environ.setdefault("MKL_NUM_THREADS", "1")
-os.environ["PYTHONPATH"] = str(HERE.parent)  # of the command, which a script may call
+os.environ["PYTHONPATH"] = str(HERE.parent)  # for scripts that call the command
 
 from fedstill.core.version import __version__  # noqa: E402
 
@@ -48,7 +48,7 @@ autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 python_maximum_signature_line_length = 90
 
-# The gallery: scripts that any user could run, and no names that only tests know.
+# The gallery: scripts that use public names only.
 sphinx_gallery_conf = {
     "examples_dirs": "../examples/gallery",
     "gallery_dirs": "gallery",
@@ -79,7 +79,7 @@ html_theme_options = {
 
 
 def keep_together(app: Sphinx, page: str, source: list[str]) -> None:
-    """Let no line end between a mean and its deviation, which narrow columns would part."""
+    """Put a non-breaking space between a mean and its deviation."""
     source[0] = re.sub(r"(?<=\d) ± (?=\d)", "\u00a0±\u00a0", source[0])
 
 

@@ -1,15 +1,15 @@
-"""FD and FedProto where their authors measured them, on MNIST: the figures stand in docs/authors-figures.md.
+"""FD and FedProto in their authors' settings on MNIST. Results: docs/authors-figures.md.
 
     python experiments/authors_settings.py FOLDER fd|fedproto [--seeds 3] [--methods fd standalone]
 
-FOLDER has mnist.npz. Splits, steps and networks are the papers', as that page tells, but that FD's network
-has a quarter of the width.
+FOLDER contains mnist.npz. Splits, steps and networks are the papers', as described on that page, except that
+FD's network has a quarter of the width.
 
-fd: 2 nodes of 2,000 images, each with only 5 of each of three classes; 16 rounds of 250 steps of 64. A node
-is judged on all test images.
+fd: 2 nodes with 2,000 images each, of which only 5 in each of three classes are kept. 16 rounds of 250 steps
+with batch 64. Each node is evaluated on all test images.
 
-fedproto: 20 nodes of 2 to 5 classes, 99 or 100 images of each; 100 rounds of one epoch in steps of 8. A node
-is judged on the test images of its own classes, by its head, and by the nearest mean prototype of them.
+fedproto: 20 nodes with 2 to 5 classes, 99 or 100 images per class. 100 rounds of one epoch with batch 8. Each
+node is evaluated on the test images of its own classes, by its head and by the nearest mean prototype.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.01, "lr_end": 0.01, "smoothin
 
 
 class TwoAndTwo(nn.Module):
-    """Two convolutions without padding and two linear layers; features are what the last of these gets."""
+    """Two convolutions without padding and two linear layers; features are the last linear layer's input."""
 
     def __init__(self, extractor: Sequence[nn.Module], features: int, *, drop: float) -> None:
         super().__init__()
@@ -45,27 +45,30 @@ class TwoAndTwo(nn.Module):
         self.head = nn.Sequential(nn.Dropout(drop), nn.Linear(features, CLASSES))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images ``(B, 1, 28, 28)`` to logits."""
+        """Map images ``(B, 1, 28, 28)`` to logits."""
         z: torch.Tensor = self.head(self.extractor(x))
         return z
 
 
 def fedproto_network() -> nn.Module:
-    """5 x 5 convolutions of 10 and 20 channels, each pooled, and 50 features."""
+    """Return FedProto's network: 5 x 5 convolutions of 10 and 20 channels, each pooled, and 50 features."""
     layers = [nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(10, 20, 5), nn.Dropout2d()]
     layers += [nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(320, 50), nn.ReLU()]
     return TwoAndTwo(layers, 50, drop=0.5)
 
 
 def fd_network() -> nn.Module:
-    """3 x 3 convolutions, one pooling: a quarter of what has the paper's 1,199,648 parameters."""
+    """Return FD's network at a quarter of the width: 3 x 3 convolutions, one pooling.
+
+    At the full width it has the paper's 1,199,648 parameters.
+    """
     layers = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
     return TwoAndTwo([*layers, nn.Linear(16 * 144, 32), nn.ReLU()], 32, drop=0.0)
 
 
 @dataclass
 class Setup:
-    """A setting's nodes: their images, their networks, how they train."""
+    """Nodes of a setting: their images, networks and training options."""
 
     parts: list[tuple[torch.Tensor, torch.Tensor]]
     models: list[nn.Module]
@@ -74,7 +77,7 @@ class Setup:
 
 
 def fd(x: torch.Tensor, y: torch.Tensor, draw: np.random.Generator) -> Setup:
-    """Images are drawn evenly, then most of three classes are dropped."""
+    """Return FD's setting: images sampled uniformly, then most images of three classes dropped."""
     order, parts = draw.permutation(len(y)), []
     for node in range(2):
         mine = torch.from_numpy(order[2000 * node : 2000 * (node + 1)])
@@ -87,7 +90,7 @@ def fd(x: torch.Tensor, y: torch.Tensor, draw: np.random.Generator) -> Setup:
 
 
 def fedproto(x: torch.Tensor, y: torch.Tensor, draw: np.random.Generator) -> Setup:
-    """Each node's images of a class are other ones than those of other nodes."""
+    """Return FedProto's setting: no two nodes share an image."""
     parts = []
     for node in range(20):
         known = draw.choice(CLASSES, draw.integers(2, 6), replace=False)
@@ -107,7 +110,7 @@ def class_accuracies(setup: Setup, x: torch.Tensor, y: torch.Tensor) -> dict[str
     )
     C = class_sums.sum(0) / held.sum(0).clamp_min(1).unsqueeze(
         1
-    )  # a plain mean, as in the published code (C, p)
+    )  # a plain mean, as in the published code; (C, p)
     accuracies: dict[str, list[float]] = {"head": [], "prototypes": []}
     for model, mine in zip(setup.models, held, strict=True):
         at = mine[y]
@@ -134,7 +137,8 @@ def run(setting: str, method: str, root: str, seed: int) -> dict[str, np.ndarray
         method=METHODS[method](**({} if method == "standalone" else {"rounds": setup.rounds})),
         local=setup.local,
         engine=fedstill.EngineConfig(threads=1),
-        policies=[fedstill.PolicyConfig(outputs_only=False)] * len(setup.parts),  # prototypes cross
+        # FedProto releases prototypes
+        policies=[fedstill.PolicyConfig(outputs_only=False)] * len(setup.parts),
         mean=(MEAN,),
         std=(STD,),
         seed=seed,

@@ -1,11 +1,11 @@
-"""When scales by noisy sums pay: tables whose schema has ranges as they are, or ten times as wide.
+"""Benefit of scaling columns by noisy sums, for tables whose schema has exact ranges or ten times wider ones.
 
     python experiments/column_sums.py
 
-FedAvg of mlp:64, 10 rounds, 5 nodes (wine 4), Dirichlet alpha 0.5, judged on a validation part of the
-training rows. "ranges" scales by the schema alone. "sums" first has a run of column-sums, whose nodes add
-noise 4 (epsilon 0.93 at delta 1e-5), and scales by what it leaves; "exact" does the same without noise. The
-rows of "clinics" are drawn: 20,000 of 10 columns, classes with some overlap.
+FedAvg of mlp:64, 10 rounds, 5 nodes (wine: 4), Dirichlet alpha 0.5, evaluated on a validation part of the
+training rows. "ranges" scales by the schema alone. "sums" first runs column-sums, in which nodes add noise 4
+(epsilon 0.93 at delta 1e-5), and scales by the resulting schema. "exact" does the same without noise. The
+rows of "clinics" are generated: 20,000 rows of 10 columns, with overlapping classes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EPOCHS = {"wine": 100, "breast-cancer": 100, "clinics": 10}
 
 
 def table(name: str) -> tuple[TableSchema, dict[str, Sequence[object]]]:
-    """A schema and its columns of cells."""
+    """Return a schema and its columns of cells."""
     if name != "clinics":
         known = make_data_config(name)
         assert isinstance(known, TableData)
@@ -45,7 +45,7 @@ def table(name: str) -> tuple[TableSchema, dict[str, Sequence[object]]]:
 
 
 def widened(column: SchemaColumn, times: float) -> SchemaColumn:
-    """A column of numbers whose range is so many times as wide, about its middle."""
+    """Widen the range of a numeric column by a factor, about its middle; return other columns unchanged."""
     if column.type == "category":
         return column
     low, high = column.range
@@ -54,7 +54,10 @@ def widened(column: SchemaColumn, times: float) -> SchemaColumn:
 
 
 def reached(folder: Path, name: str, schema: str, seed: int, method: dict[str, object], noise: float) -> Path:
-    """A run on the csv in a folder by one of its schemas: where it is, with what it came to."""
+    """Run a method on the csv in a folder with one of its schemas; return the run's folder.
+
+    The file ``accuracy`` in it has the accuracy.
+    """
     privacy = {"mechanism": "dp-sgd", "sums_noise": noise} if noise else {}
     policy = {"kinds": ["column sums"]} if method["name"] == "column-sums" else {"outputs_only": False}
     out = folder / f"{schema}-{method['name']}-{seed}"
@@ -79,13 +82,13 @@ def reached(folder: Path, name: str, schema: str, seed: int, method: dict[str, o
 
 
 def accuracy(folder: Path, name: str, schema: str, seed: int) -> float:
-    """FedAvg's, in percent."""
+    """Return FedAvg's accuracy in percent."""
     out = reached(folder, name, schema, seed, {"name": "fedavg", "rounds": 10}, 0.0)
     return float((out / "accuracy").read_text())
 
 
 def compared(folder: Path, name: str, times: float) -> None:
-    """Print what a set comes to, with ranges so many times as wide."""
+    """Print the accuracies on a data set, with ranges widened by a factor."""
     schema, cells = table(name)
     schema = replace(schema, columns=tuple(widened(column, times) for column in schema.columns))
     (folder / "ranges").write_text(schema_text(schema))
@@ -94,15 +97,16 @@ def compared(folder: Path, name: str, times: float) -> None:
     accuracies: dict[str, list[float]] = {}
     for seed in range(SEEDS):
         accuracies.setdefault("ranges", []).append(accuracy(folder, name, "ranges", seed))
-        for way, noise in (("sums", 4.0), ("exact", 0.0)):
+        for variant, noise in (("sums", 4.0), ("exact", 0.0)):
             method = {"name": "column-sums", "noise": noise}
             (folder / "asking").write_text(schema_text(schema))
             out = reached(folder, name, "asking", seed, method, noise)
-            (folder / f"{way}-{seed}").write_text((out / "schema.toml").read_text())
-            out.rename(folder / f"asked-{way}-{seed}")
-            accuracies.setdefault(way, []).append(accuracy(folder, name, f"{way}-{seed}", seed))
+            (folder / f"{variant}-{seed}").write_text((out / "schema.toml").read_text())
+            out.rename(folder / f"asked-{variant}-{seed}")
+            accuracies.setdefault(variant, []).append(accuracy(folder, name, f"{variant}-{seed}", seed))
     summaries = (
-        f"{way} {np.mean(each):.1f} \u00b1 {np.std(each, ddof=1):.1f}" for way, each in accuracies.items()
+        f"{variant} {np.mean(each):.1f} \u00b1 {np.std(each, ddof=1):.1f}"
+        for variant, each in accuracies.items()
     )
     print(f"{name:14} ranges x {times:g}: {', '.join(summaries)}", flush=True)
 

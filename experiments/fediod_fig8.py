@@ -1,6 +1,7 @@
-"""FedIOD's Figure 8: gigabytes that had crossed when a method first reached a level.
+"""FedIOD's Figure 8: gigabytes transferred until a method first reaches a level.
 
-A run's bytes are taken to be spread evenly over its steps or rounds, as they are but for counts of labels.
+A run's bytes are assumed to be spread evenly over its steps or rounds, which is exact except for label
+counts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ DICE = [40.0, 50.0, 55.0]  # levels of (b)
 
 
 def reproduce(*, root: str, out: Path, seed: int, runs: Path, levels: list[float]) -> list[dict[str, Any]]:
-    """Draw one seed; rows are gigabytes by level, and the best that was reached."""
+    """Draw one seed; return rows of gigabytes by level, and the best value reached."""
     rows: list[dict[str, Any]] = []
     panels: dict[str, dict[str, Any]] = {}
     tumors = runs.parent / runs.name.replace("fig8", "table2")
@@ -41,7 +42,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, levels: list[float
 
 
 def crossed(run: RunFiles) -> list[tuple[float, float]]:
-    """Gigabytes until each measurement, and what was measured."""
+    """Return (gigabytes transferred, metric) of each evaluation."""
     result, course = run.result, sorted(run.metrics.main_model.items())
     whole, last = (
         ((result.bytes.up or 0) + (result.bytes.down or 0)) / 1e9,

@@ -1,7 +1,7 @@
-"""FedIOD's Figures 3, 5 and 7, drawn from the runs of its Tables 4, 2 and 9: models on test cases.
+"""FedIOD's Figures 3, 5 and 7 from the runs of its Tables 4, 2 and 9: models on test cases.
 
-The best, the median and the worst case of the first method's model; outlines of maps (truth orange,
-prediction blue, white where both agree), images and their errors where images are.
+Shows the best, median and worst case of the first method's model. Segmentation: outlines (truth orange,
+prediction blue, white where both agree). Reconstruction: images and their errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedstill.runs.simulation import build_simulation
 
 
 def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]) -> list[dict[str, Any]]:
-    """A picture a setting; rows are the scores of the cases that are shown."""
+    """Draw a picture per setting; return the scores of the cases shown."""
     comparison, rows = read_comparison_folder(runs), []
     for setting in comparison.settings:
         first = comparison.run_config(ComparisonRun(setting, methods[0], seed))
@@ -61,7 +61,7 @@ def predicted(setting: Setting, model: str, folder: Path) -> torch.Tensor:
 def case_rows(
     tensors: dict[str, torch.Tensor], at: int, case: dict[str, Any]
 ) -> list[list[tuple[str, Any, Any]]]:
-    """One case: a row of pictures, of images a second one of errors."""
+    """Return the pictures of one case: one row, and for images a second row of errors."""
     truth = tensors[f"{at}/truth"].numpy()
     names = [
         model["name"] + ("" if model["score"] is None else f" {model['score']:.1f}")

@@ -1,16 +1,16 @@
-"""FedIOD's Table 7 in form: inception scores of generated images, as the generator's losses are added.
+"""FedIOD's Table 7, reduced: inception scores of generated images, as the generator's losses are added.
 
     fedstill reproduce fediod-table7 --data.root FOLDER
 
-20 nodes, alpha 0.1, trained once for all rows. "Inception score" is here by a ResNet-8 taught by the training
-images that no node holds (the paper: ImageNet's InceptionNet, so that its figures are on another scale); the
-adapted score is the mean over the nodes' models. Of the last inputs that the server sent. Held-out real
-images stand next to them.
+20 nodes, alpha 0.1, trained once for all rows. Here the "inception score" uses a ResNet-8 trained on the
+images that no node holds. The paper uses ImageNet's InceptionNet, so its values are on another scale. The
+adapted score is the mean over the nodes' models. Both are computed for the last inputs that the server sent,
+and for held-out real images for comparison.
 
-The paper's columns, as we read the table, are the first five rows: answers by Eq. 9, weighed by Eq. 8 as
-printed, S at tau = inf, L_conf and L_unique of weight 1, as in Table 6. Without the class balance, which the
-published code has and the table has not: it is the last row. "***" weighs answers by data size, for generator
-and student alike.
+The paper's columns, as we read the table, are the first five rows: responses by Eq. 9, weighted by Eq. 8 as
+printed, S at tau = inf, L_conf and L_unique with weight 1, as in Table 6. The class balance is in the
+published code but not in the table; it is the last row. "***" weights responses by data size, for both
+generator and student.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ def reproduce(
     images: int,
     judge_epochs: float,
 ) -> list[dict[str, Any]]:
-    """Rows are scores by what the generator learns from, and the student's accuracy.
+    """Return rows of scores by the losses of the generator, and the student's accuracy.
 
     Args:
-        root: the folder that holds CIFAR-10.
+        root: folder of CIFAR-10.
         out: not used.
-        seed: of every draw.
+        seed: seed of all sampling.
         base: FedIOD's run, a preset or a file.
-        held_out: the share of the training images that no node holds.
-        images: generated ones that are scored.
-        judge_epochs: of the classifier in place of InceptionNet.
+        held_out: share of the training images that no node holds.
+        images: number of generated images that are scored.
+        judge_epochs: training epochs of the classifier in place of InceptionNet.
     """
     began = time.monotonic()
     federation = divided(base, root, alpha=0.1, held_out=held_out, seed=seed, gray=False, epochs=judge_epochs)
@@ -92,7 +92,7 @@ def reproduce(
 def scored(
     name: str, images: torch.Tensor, judge: nn.Module, teachers: Mapping[str, nn.Module]
 ) -> list[dict[str, Any]]:
-    """Inception scores of images by the judge, and the mean of those by each node's model."""
+    """Return inception scores of images by the judge, and the mean of those by each node's model."""
     adapted = inception_scores(images, teachers)
     metrics = {
         "inception": inception_scores(images, {"judge": judge})["judge"],

@@ -1,4 +1,4 @@
-"""FedKD's Figure 2, drawn: accuracy over noise and over levels, a line a size of the public data."""
+"""FedKD's Figure 2: accuracy over noise and over levels, one line per size of the public data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedstill.compare.comparison import ComparisonRun, read_comparison_folder
 
 
 def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, Any]]:
-    """Draw one seed; the figures are the comparison's own."""
+    """Draw one seed; return no rows, as the comparison has the metrics."""
     comparison = read_comparison_folder(runs)
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for option, title in (("gamma", "noise 1/gamma (S = 200)"), ("levels", "levels S (gamma = 1)")):

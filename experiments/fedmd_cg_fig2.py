@@ -1,10 +1,10 @@
-"""FedMD-CG's Fig. 2: a teacher's features, and what generators give that learned from it by Eq. 9.
+"""FedMD-CG's Figure 2: a teacher's features, and those of generators trained with it by Eq. 9.
 
     fedstill reproduce fedmd-cg-fig2 --data.root FOLDER
 
-LeNet-5 on MNIST; all features on the teacher's two principal axes. Gives, for each diversity loss, how well
-the teacher's head knows the generated features, and how they are spread within a class next to the real ones.
-About a minute on one core.
+LeNet-5 on MNIST; all features on the teacher's two principal axes. Prints, for each diversity loss, the
+accuracy of the teacher's head on the generated features, and their spread within a class compared with that
+of real ones. Takes about a minute on one core.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig
 from fedstill.protocol.node_side import NodeSetting
 from fedstill.tasks.classification import Classification
 
-SHOWN = 600  # dots a panel
-SIDE, GAP, HEADING = 220, 20, 30  # pixels of a panel, between two, and above each
+SHOWN = 600  # dots per panel
+SIDE, GAP, HEADING = 220, 20, 30  # pixels of a panel, between panels, and above each
 COLORS = (
     "#4269d0",
     "#efb118",
@@ -57,11 +57,11 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
     """Train the teacher, then a generator for each diversity loss, and draw all their features.
 
     Args:
-        root: the folder that holds MNIST.
-        out: for the picture.
-        seed: of every draw.
-        examples: training images.
-        epochs: of the teacher, and of each generator.
+        root: folder of MNIST.
+        out: folder of the picture.
+        seed: seed of all sampling.
+        examples: number of training images.
+        epochs: training epochs of the teacher, and of each generator.
     """
     data = load(make_data_config("mnist", root=root, train_limit=examples))
     compute = Compute(EngineConfig(threads=1))
@@ -105,14 +105,14 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
 
 
 def within(features: torch.Tensor, labels: torch.Tensor) -> float:
-    """Root mean square distance of features ``(N, p)`` from their class's mean, per value."""
+    """Return the root mean square distance of features ``(N, p)`` from their class mean, per value."""
     classes = [features[labels == label] for label in sorted(set(labels.tolist()))]
     deviations = [mine - mine.mean(0) for mine in classes]
     return float(torch.cat(deviations).square().mean().sqrt())
 
 
 class Panel(NamedTuple):
-    """One cloud of dots: its title, places ``(N, 2)`` and class indices ``(N,)``."""
+    """One scatter plot: its title, points ``(N, 2)`` and class indices ``(N,)``."""
 
     title: str
     points: torch.Tensor
@@ -120,18 +120,18 @@ class Panel(NamedTuple):
 
 
 def pca(features: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean ``(p,)`` of features ``(N, p)`` and the directions of largest variance ``(p, count)``.
+    """Return the mean ``(p,)`` of features ``(N, p)`` and the directions of largest variance ``(p, count)``.
 
-    An axis points where its largest entry is positive, so that no machine draws it the other way round.
+    The largest entry of each axis is positive, so that the signs are the same on all machines.
     """
     mean = features.mean(0)
     axes = torch.linalg.svd(features - mean, full_matrices=False).Vh[:count].T  # (p, count)
     largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))  # (1, count)
-    return mean, axes * largest.sign() + 0.0  # no -0
+    return mean, axes * largest.sign() + 0.0  # + 0.0 removes -0
 
 
 def scatter(panels: Sequence[Panel], classes: Sequence[str]) -> Markup:
-    """Panels side by side on one scale, as an SVG file of its own with the classes' names below."""
+    """Draw panels side by side on one scale, as a separate SVG file with the classes' names below."""
     every = torch.cat([panel.points for panel in panels])
     low, high = every.min(0).values, every.max(0).values
     scale = SIDE / float((high - low).max().clamp_min(1e-12))

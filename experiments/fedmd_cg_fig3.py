@@ -1,4 +1,4 @@
-"""FedMD-CG's Figure 3, drawn: local and global accuracy round by round, and over omega."""
+"""FedMD-CG's Figure 3: local and global accuracy by round, and over omega."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedstill.compare.comparison import ComparisonRun, read_comparison_folder
 
 
 def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, Any]]:
-    """Draw one seed, and give what each method had after a fifth of its rounds next to what it ended with."""
+    """Draw one seed; return each method's accuracy after a fifth of its rounds and at the end."""
     comparison, rows = read_comparison_folder(runs), []
     curves: dict[str, dict[str, Any]] = {}
     ends: dict[str, dict[str, Any]] = {"local accuracy over omega": {}, "accuracy over omega": {}}

@@ -1,4 +1,4 @@
-"""FedMD-CG's Figure 5, drawn: the loss ``consistency`` of the runs of its Table 3, round by round."""
+"""FedMD-CG's Figure 5: the loss ``consistency`` of the runs of its Table 3, by round."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import plots
 
 from fedstill.compare.comparison import ComparisonRun, read_comparison_folder
 
-METHODS = {"fedcg-ave": "FedCG", "ave-latent": "FedMD-CG"}  # both AVE_agg*
+METHODS = {"fedcg-ave": "FedCG", "ave-latent": "FedMD-CG"}  # both use AVE_agg*
 
 
 def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, Any]]:
-    """Draw one seed, and give the loss of the second round, and of the last."""
+    """Draw one seed; return the loss of the second round and of the last."""
     panels: dict[str, dict[str, Any]] = {}
     rows = []
     for setting in read_comparison_folder(runs).settings:

@@ -1,4 +1,4 @@
-"""FedMD-CG's Figure 6, drawn: a box a weight, over the values that it had."""
+"""FedMD-CG's Figure 6: a box per loss weight, over its values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedstill.report import figures
 
 
 def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, Any]]:
-    """Draw one seed; the figures are the comparison's own."""
+    """Draw one seed; return no rows, as the comparison has the metrics."""
     from matplotlib.figure import Figure
 
     boxes: dict[str, dict[str, list[float]]] = {"local accuracy": {}, "accuracy": {}}

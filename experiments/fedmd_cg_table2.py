@@ -1,15 +1,15 @@
-"""FedMD-CG's Table 2: what gradient inversion gets of five methods that share parameters, PSNR in dB.
+"""FedMD-CG's Table 2: PSNR in dB of gradient inversion on five methods that share parameters.
 
     fedstill reproduce fedmd-cg-table2 --data.root FOLDER
 
-Ten nodes, omega 10 (`split.alpha`), as in the paper. The paper says neither in which round it attacks, nor on
-how many images, nor with which activations; here victims are nodes of one image, that take one SGD step a
-round. Two rounds are attacked: the first, in which all nodes begin with the server's weights, so that it
-knows the part that is not shared; and a later one, in which that part has been trained at its node. Two
-networks: LeNet-5 with ReLU and max pooling, and the LeNet of DLG's paper, with sigmoids. Per cell: the mean
-over the images of a seed, of DLG and, for LeNet-5, of the attack layer by layer.
+Ten nodes, omega 10 (`split.alpha`), as in the paper. The paper does not state the attacked round, the number
+of images or the activations. Here victims are nodes with one image that take one SGD step per round. Two
+rounds are attacked. In the first, all nodes start from the server's weights, so the server knows the part
+that is not shared. In the later one, each node has trained that part. There are two networks: LeNet-5 with
+ReLU and max pooling, and the LeNet of DLG's paper, with sigmoids. Each cell is the mean over the images of a
+seed, of DLG and, for LeNet-5, of the layer-wise attack.
 
-MNIST stands where the paper has EMNIST; CIFAR-10 is a JPEG copy. A guess is the mean of real images.
+MNIST replaces the paper's EMNIST; CIFAR-10 is a JPEG copy. A guess is the mean of real images.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fedstill.runs.spec import from_dict
 
 METHODS = ("fedavg", "fedper", "lg-fedavg", "fedcg", "fedmd-cg")
 ATTACKS = {"lenet5": ("dlg", "layers"), "sigmoid-lenet": ("dlg",)}
-PACKS = {"cifar10": "packs.cifar:CIFAR10"}  # of data sets by another name
-PRESETS = Path(__file__).parent / "presets"  # packs are next to them
-LATER = 5  # of ten rounds
+PACKS = {"cifar10": "packs.cifar:CIFAR10"}  # data sets whose readers are in packs
+PRESETS = Path(__file__).parent / "presets"  # the folder of the packs
+LATER = 5  # the later attacked round, of ten
 
 
 def reproduce(
@@ -47,14 +47,14 @@ def reproduce(
     """Attack all methods on all data sets; rows are PSNR in dB by method, round and attack.
 
     Args:
-        root: the folder that holds the data sets.
-        out: for what each cell gave (cells that are there are not done again) and, if ``draws``, a picture.
-        seed: of every draw.
+        root: folder of the data sets.
+        out: folder of each cell's result (existing ones are reused) and, if ``draws``, of a picture.
+        seed: seed of all sampling.
         data: data sets.
-        networks: of nodes and student.
-        victims: images, each of another node.
-        draws: whether originals and what was recovered are drawn, the first round's (Figure 4).
-        steps: of L-BFGS, in DLG.
+        networks: networks of nodes and student.
+        victims: number of images, each of a different node.
+        draws: draw originals and recovered images of the first round (Figure 4).
+        steps: L-BFGS steps of DLG.
     """
     rows: list[dict[str, Any]] = []
     pictures = []
@@ -82,7 +82,7 @@ def reproduce(
 
 
 def victim_row(got: dict[str, Any], shown: Any, method: str, *, first: bool) -> list[tuple[str, Any, Any]]:
-    """The first victim's image, once, and what DLG makes of it, with its PSNR."""
+    """Return the pictures of the first victim: the original if ``first``, and DLG's result with its PSNR."""
     row = [("original", _pixels(shown["original"][0]), None)] if first and shown else []
     for each in got.get("attacks", []):
         if each["name"] == "dlg":
@@ -91,7 +91,7 @@ def victim_row(got: dict[str, Any], shown: Any, method: str, *, first: bool) -> 
 
 
 def _pixels(image: Any) -> Any:
-    """An image ``(C, H, W)`` of bytes as one to draw: in color, or gray in [0, 1]."""
+    """Convert an image ``(C, H, W)`` of bytes for drawing: in color, or gray in [0, 1]."""
     pixels = image.numpy()
     return pixels[0] / 255 if len(pixels) == 1 else pixels.transpose(1, 2, 0)
 
@@ -99,7 +99,7 @@ def _pixels(image: Any) -> Any:
 def attacked(
     root: str, data: str, network: str, method: str, round: int, seed: int, victims: int, steps: int
 ) -> tuple[dict[str, Any], Any]:
-    """The figures of one cell and seed, and the images."""
+    """Return the results of one cell and seed, and the images."""
     config = from_dict(
         {
             "seed": seed,

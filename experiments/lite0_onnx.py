@@ -5,8 +5,8 @@
 
 Both packages are on the Python package index (code: Apache-2.0; the authors state no license for the weights,
 which were converted from TensorFlow's). The features are the averages of the last maps: 1,280 values. On a
-CPU, ONNX Runtime computes them in a fifth of PyTorch's time. The library of the weights reads them itself,
-from a PyTorch checkpoint; fedstill reads the ONNX file only.
+CPU, ONNX Runtime computes them in a fifth of PyTorch's time. The weights' package reads them from a PyTorch
+checkpoint; fedstill only reads the ONNX file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Lite0Features(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the features of pixels that are normalized by ``(pixel - 127) / 128``."""
+        """Return the features of pixels normalized by ``(pixel - 127) / 128``."""
         maps: torch.Tensor = self.network.extract_features(x)  # (B, 1280, h, w)
         return maps.mean((2, 3))
 

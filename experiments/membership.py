@@ -1,13 +1,13 @@
-"""Membership inference on the students of a finished comparison: docs/one_shot.md.
+"""Membership inference on the students of a finished comparison. Results: docs/one_shot.md.
 
     python experiments/membership.py RUNS [--shadows 16] [--seeds 0]
 
-As ``fedstill attack RUN --attacks membership`` says it of a student, but that no run is repeated, and that
-the shadow models, which hang on records and network and not on the method, are trained once for all methods
-of a setting and a seed. --shadows 0: the attack by loss alone, which needs none.
+Reports the same as ``fedstill attack RUN --attacks membership`` does for a student, without repeating runs.
+Shadow models depend on the records and the network, not on the method, so they are trained once for all
+methods of a setting and a seed. --shadows 0 runs the attack by loss alone, which needs none.
 
-A comparison of classifiers whose nodes' data are here, and whose nodes all teach the student. Methods
-without a student are left out.
+The comparison must be of classifiers, in simulation, and all nodes must teach the student. Methods without a
+student are skipped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RECORDS = MembershipInference().records
 
 
 class Adversary:
-    """Knows candidates, and what its own models say of them."""
+    """Candidate records, and the outputs of shadow models for them."""
 
     def __init__(self, again: ReplayedRun, count: int) -> None:
         config, classes = again.config, len(again.data.classes)
@@ -60,15 +60,15 @@ class Adversary:
         self.shadow_outputs = [self.outputs(shadow) for shadow in shadows]
 
     def outputs(self, network: torch.nn.Module) -> torch.Tensor:
-        """Logits about candidates and population, ``(N + Z, classes)``."""
+        """Return logits for candidates and population, ``(N + Z, classes)``."""
         return predict(network, self.candidates.records_and_population.inputs, self.compute).cpu()
 
     def areas(self, student: torch.nn.Module) -> dict[str, Record]:
-        """AUC of each attack, with its interval over records."""
+        """Return the AUC of each attack, with its interval over records."""
         outputs = torch.stack([self.outputs(self.compute.to_device(student)), *self.shadow_outputs])
         scores = score_candidates(self.candidates, outputs, self.inside)
         inside = self.candidates.inside
-        sure = 1 - (1 - CONFIDENCE) / len(scores)  # all hold together, as those of the attack
+        sure = 1 - (1 - CONFIDENCE) / len(scores)  # simultaneous intervals, as the attack's
         return {
             name: auc_with_interval(score[inside], score[~inside], sure) for name, score in scores.items()
         }
@@ -77,7 +77,7 @@ class Adversary:
 def attack_students(
     runs: Path, shadows: int, seeds: Sequence[int] = ()
 ) -> Iterator[tuple[ComparisonRun, dict[str, Record]]]:
-    """Each run that has a student, and what the attacks get of it; of some seeds, or of all."""
+    """Yield each run that has a student with the attacks' results, for the given seeds or all."""
     adversaries: dict[tuple[object, ...], Adversary] = {}
     for planned_run in read_comparison_folder(runs).planned_runs():
         folder = runs / planned_run.folder
@@ -91,13 +91,15 @@ def attack_students(
 
 
 def in_percent(area: Record) -> str:
-    """An AUC and its interval."""
+    """Format an AUC and its interval in percent."""
     return f"{100 * area['value']:.1f} [{100 * area['low']:.1f}, {100 * area['high']:.1f}]"
 
 
 def main() -> None:
-    """Print of each run AUC in percent with its interval over records (95 % that all hold); then means by
-    setting and method, and how many of the runs have an interval above 50."""
+    """Print the AUC of each run in percent with its interval over records (95 %, simultaneous).
+
+    Then print means by setting and method, and the number of runs whose interval is above 50.
+    """
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("runs", type=Path)
@@ -106,7 +108,7 @@ def main() -> None:
     given = parser.parse_args()
     reached: dict[tuple[str, str], list[dict[str, Record]]] = {}
     try:
-        MembershipInference(shadows=given.shadows)  # refuses numbers that make no attack
+        MembershipInference(shadows=given.shadows)  # validates the options
         for planned_run, areas in attack_students(given.runs, given.shadows, given.seeds):
             reached.setdefault((planned_run.setting, planned_run.label), []).append(areas)
             parts = [f"{TITLES[name]} {in_percent(area)}" for name, area in areas.items()]

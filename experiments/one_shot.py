@@ -1,10 +1,10 @@
-"""The tables of docs/one_shot.md, of a finished comparison: students and their ensembles, and what left.
+"""Print the tables of docs/one_shot.md from a finished comparison: students, ensembles, and releases.
 
     python experiments/one_shot.py RUNS [METHOD ...]
 
-Below each table stand the differences of the named methods and all others, pair by pair over seeds, with half
-of their 95 % intervals over seeds and test cases, as in the sentence of ``fedstill compare`` on who is first;
-* where chance does not explain one. Of one seed there is no interval.
+Below each table are the differences between the named methods and all others, paired by seed, with half of
+their 95 % intervals over seeds and test cases, as ``fedstill compare`` reports them for the best method.
+An asterisk denotes a significant difference. With one seed there is no interval.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEAD = ("method", "student", "its ensemble", "what left the nodes", "up", "down"
 
 
 def row(entry: ComparedMethod, metric: str) -> tuple[str, ...]:
-    """A method's cells."""
+    """Return the cells of a method."""
     ensemble = "" if entry.evaluated_model == "ensemble" else entry.format_metric(f"ensemble {metric}") or ""
     costs = [entry.spread(name) for name in ("bytes up", "bytes down", "queries")]
     up, down, queries = (round(each.mean) if each else 0 for each in costs)
@@ -31,7 +31,7 @@ def row(entry: ComparedMethod, metric: str) -> tuple[str, ...]:
 
 
 def differences_from(setting: ComparedSetting, one: ComparedMethod) -> str:
-    """A method less each other."""
+    """Return the differences between a method and each other."""
     differences = []
     for other in setting.entries:
         if other is not one and other.runs and one.runs:
@@ -42,7 +42,7 @@ def differences_from(setting: ComparedSetting, one: ComparedMethod) -> str:
 
 
 def main() -> None:
-    """Print all settings' tables."""
+    """Print the tables of all settings."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Drawings that several figures of the papers share: lines by panel, and rows of pictures."""
+"""Drawing functions shared by several of the papers' figures: lines by panel, and rows of pictures."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from fedstill.core.errors import RunFolderError
 from fedstill.report import figures
 from fedstill.report.records import RunFiles
 
-Lines = Mapping[str, Sequence[tuple[float, float]]]  # by name: points
+Lines = Mapping[str, Sequence[tuple[float, float]]]  # points by name
 
 
 def run_of(runs: Path, planned_run: Any) -> RunFiles | None:
-    """A run of a comparison's folder; None where it was refused or is not there."""
+    """Return a run of a comparison's folder; None if it was refused or is missing."""
     folder = runs / planned_run.folder
     return RunFiles.read(folder) if (folder / "result.json").exists() else None
 
 
 def lines(path: Path, panels: Mapping[str, Lines], across: str, up: str, *, scale: str = "linear") -> Path:
-    """A panel a title, a line a name, its points marked."""
+    """Draw one panel per title and one line per name, with a marker at each point."""
     from matplotlib.figure import Figure
 
     if not any(points for panel in panels.values() for points in panel.values()):
@@ -46,7 +46,7 @@ def lines(path: Path, panels: Mapping[str, Lines], across: str, up: str, *, scal
 
 
 def pictures(path: Path, rows: Sequence[Sequence[tuple[str, Any, Any]]]) -> Path:
-    """Rows of pictures: each a title, pixels ``(H, W)`` or ``(H, W, 3)``, what lies over them or None."""
+    """Draw rows of pictures: each a title, pixels ``(H, W)`` or ``(H, W, 3)``, and an overlay or None."""
     from matplotlib.figure import Figure
 
     columns = max(map(len, rows))

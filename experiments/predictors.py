@@ -1,13 +1,13 @@
-"""A random forest, an ONNX graph and an HTTP endpoint teach one torch student: docs/custom-model.md.
+"""Distill a random forest, an ONNX graph and an HTTP endpoint into one torch student: docs/custom-model.md.
 
     python experiments/predictors.py [--validation]
 
-Each of three nodes has its part of a table (Dirichlet, alpha 0.5) and a model that learned there before: a
-forest of scikit-learn, a logistic regression as an ONNX graph, and boosted trees behind an address of this
-machine. None is a torch module, none is trained here, and no gradient passes through them. The test rows are
-no one's. With --validation all is measured on a part of the training rows instead, to choose options by.
+Each of three nodes has a part of a table (Dirichlet, alpha 0.5) and a model trained on it beforehand: a
+scikit-learn forest, a logistic regression as an ONNX graph, and boosted trees behind an HTTP address of this
+machine. None is a torch module or trained here, and no gradient passes through them. No node holds the test
+rows. With --validation, everything is measured on a part of the training rows instead, to choose options.
 
-It needs onnx, and fedstill's extra "onnx".
+Needs onnx, and fedstill's extra "onnx".
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fedstill.tasks import TASKS
 SETS = ("breast-cancer", "wine")
 SEEDS = 3
 NODES = ("forest", "onnx", "endpoint")
-# By name: the method, and about which public rows it asks.
+# By name: the method, and the public rows that it queries.
 METHODS: dict[str, tuple[Callable[[], Any], str]] = {
     "fedkd, held-out rows": (fedstill.FedKD, "held-out"),
     "fedkd, noise": (fedstill.FedKD, "noise"),
@@ -48,9 +48,9 @@ METHODS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 def write_onnx(model: LogisticRegression, path: Path) -> None:
-    """A logistic regression as an ONNX graph: one product, one softmax, and its classes in their order."""
+    """Write a logistic regression as an ONNX graph: one product, one softmax, classes in their order."""
     weights, bias = model.coef_, model.intercept_
-    if len(weights) == 1:  # of two classes: the score of the second against 0
+    if len(weights) == 1:  # two classes: the score of the second; the first has 0
         weights, bias = np.vstack([0 * weights, weights]), np.append(0, bias)
     tensors = {"W": weights.astype(np.float32), "b": bias.astype(np.float32)}
     graph = helper.make_graph(
@@ -67,7 +67,7 @@ def write_onnx(model: LogisticRegression, path: Path) -> None:
 
 
 def serve(model: Any, classes: tuple[str, ...]) -> ThreadingHTTPServer:
-    """A model behind an address of this machine, which names its outputs."""
+    """Serve a model at a local address; responses name their classes."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -81,7 +81,7 @@ def serve(model: Any, classes: tuple[str, ...]) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -89,7 +89,7 @@ def serve(model: Any, classes: tuple[str, ...]) -> ThreadingHTTPServer:
 
 
 def run(name: str, seed: int, validation: float, folder: Path) -> dict[str, float]:
-    """Accuracy of each node's own model, of what all rows together teach one forest, and of the students."""
+    """Return the accuracy of each node's own model, of a forest on all rows, and of the students."""
     task = TASKS["tabular"]()
     data = load(make_data_config(name, validation=validation), task)
     train, held = load_public(PublicConfig(name="held-out"), data, task)

@@ -4,11 +4,12 @@
     python experiments/private_features.py --root FOLDER --data packs.cifar:CIFAR10 --nodes 20 --epsilon 7.7
     python experiments/private_features.py --root FOLDER --data packs.cifar:CIFAR10 --nodes 1 --limit 20000
 
-Percent right on test images, or with --validation on a sixth of the training images, which no node has then:
-of the nodes' own models, of the mean of their probabilities, and of their consensus weighed by label counts,
-exact ones. Division, features, sums of clipped gradients and multiples of noise are those of a run, defaults
-those of the preset fashion-fedkd-private. Label counts' noise, student and secure generator are left out: a
-row takes a minute or two on one core. Epsilon is of the training alone, at delta 1e-5.
+Prints the accuracy in percent on test images or, with --validation, on a sixth of the training images, which
+no node holds then: of the nodes' own models, of the mean of their probabilities, and of their consensus
+weighted by exact label counts. Partition, features, sums of clipped gradients and noise multipliers are those
+of a run; defaults are those of the preset fashion-fedkd-private. Noise on label counts, the student and the
+secure random generator are omitted, so a row takes a minute or two on one core. Epsilon covers the training
+alone, at delta 1e-5.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fedstill.runs.build import split_data
 from fedstill.runs.spec import RunSpec, from_dict
 
 Options = argparse.Namespace
-PIECE = 250  # images whose features are computed at once
+PIECE = 250  # images per batch of features
 
 
 def losses(head: nn.Module, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -45,7 +46,7 @@ def losses(head: nn.Module, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def learned(
     f: torch.Tensor, y: torch.Tensor, classes: int, noise: float, draws: torch.Generator, o: Options
 ) -> nn.Linear:
-    """A linear layer after steps over all features ``(n, d)``; ``noise`` is a multiple of the clip."""
+    """Train a linear layer on all features ``(n, d)`` at each step; ``noise`` is relative to the clip."""
     head = nn.Linear(f.shape[1], classes, bias=False)
     nn.init.zeros_(head.weight)
     trained, v = {"weight": head.weight}, torch.zeros(head.weight.numel())

@@ -1,8 +1,8 @@
-"""External references for experiments/tables.toml: models of scikit-learn on the rows of all nodes, pooled.
+"""External references for experiments/tables.toml: scikit-learn models on the pooled rows of all nodes.
 
     python experiments/tables.py
 
-The test rows are those of the comparison's runs: they are drawn with data.seed, which is 0 in all of them.
+The test rows are those of the comparison's runs: they are sampled with data.seed, which is 0 in all of them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Accuracy of a student of PATE across nodes: one vote per node about each public digit, noised once.
+"""Accuracy of a PATE student across nodes: one vote per node for each public digit, with noise added once.
 
     python experiments/votes_across_nodes.py
 
-288 public images, five draws. Each node is right about an image with the same chance, 0.7 or 0.9, by itself,
-and else says any class; the student is a ridge regression whose penalty is the best of seven on its test
-images. So figures are upper ones: skewed nodes err together, and nobody could choose so. Epsilon is of all
-that a node holds.
+288 public images, five repetitions. Each node independently predicts an image's class correctly with
+probability 0.7 or 0.9, and a random class otherwise. The student is a ridge regression with the best of seven
+penalties on its test images. So the results are upper bounds: skewed nodes make correlated errors, and this
+choice of penalty is impossible in practice. Epsilon covers all records of a node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PENALTIES = (3, 10, 30, 100, 300, 1000, 3000)
 
 
 def learned(nodes: int, right: float, noise: float, seed: int) -> np.ndarray:
-    """Percent of test images that the student has right, ``(penalties,)``."""
+    """Return the student's test accuracy in percent by penalty, ``(penalties,)``."""
     rng = np.random.default_rng(seed)
     x, y = load_digits(return_X_y=True)
     x = x / 8 - 1
@@ -44,7 +44,7 @@ def main() -> None:
     """Print a Markdown table."""
     print("| nodes | epsilon | noise on the votes | right with 0.7 | with 0.9 |\n|---:|---:|---:|---:|---:|")
     for epsilon in (3.0, 8.0):
-        # A vote moves from one class to another: sqrt(2) an image, sqrt(2 * 288) in all.
+        # A changed vote moves from one class to another: norm sqrt(2) per image, sqrt(2 * 288) in total.
         multiple = calibrate_noise(lambda s: PrivacyCost({Event("gaussian", s): 1}), epsilon, 1e-5)
         noise = multiple * math.sqrt(2 * PUBLIC)
         for nodes in (5, 20, 50, 100):

@@ -15,7 +15,7 @@ from functools import partial
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ from fedstill.data.in_memory_data import (
     to_input_tensor,
     to_target_tensor,
 )
-from fedstill.data.public import PublicConfig, PublicData
+from fedstill.data.public import GAUSSIAN, PublicConfig, PublicData
 from fedstill.data.table_data import encode_frame, is_data_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
@@ -147,7 +147,7 @@ def distil(
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
     seed: int = 0,
-    public: Examples | torch.Tensor | None = None,
+    public: Examples | torch.Tensor | Literal["gaussian"] | None = None,
     vocabulary: int = 0,
     schema: TableSchema | str | Path | None = None,
     perceptual: str | Path = "",
@@ -207,7 +207,8 @@ def distil(
         method: a method with its options such as ``FedAvg(rounds=10)``, or the name of a method, such as
             ``"fedkd"``, with its default options. Default: ``FedIOD()``.
         public: public data for methods that need them: inputs only, or examples with labels of the same
-            classes. Default: None.
+            classes. ``"gaussian"``, with ``features``: 8,000 normally distributed feature vectors, which need
+            no data. Default: None.
         local: options of the nodes' local training. Default: ``LocalConfig()``.
         names: names of the nodes. Default: ``node-0``, ``node-1``, ...
         policies: one policy per node, for its gate. The default ``PolicyConfig()`` releases only outputs of
@@ -295,7 +296,11 @@ def distil(
     )
     shape = tuple(test_data.inputs.shape[1:])
     parts = [to_tensors(examples, f"data[{index}]") for index, examples in enumerate(data)]
-    public_data = _convert_public(public, to_tensors, learning_task)
+    noise = isinstance(public, str)
+    if noise and (public != GAUSSIAN or not features):
+        raise ArgumentError("public", public, f"examples, or {GAUSSIAN!r} with features=")
+    public_config = PublicConfig(GAUSSIAN, seed=seed) if noise else PublicConfig()
+    public_data = None if noise else _convert_public(public, to_tensors, learning_task)
     space = None
     if features is not None and features:
         channels = shape[0] if learning_task.form == "images" else 0
@@ -306,14 +311,14 @@ def distil(
         parts, test_data, public_data, space = to_feature_space(
             features,
             raw,
-            PublicConfig(),
+            public_config,
             parts,
             test_data,
             public_data,
             compute=Compute(engine),
             progress=progress,
         )
-        shape, mean, std, vocabulary = (space.backbone.width,), (), (), 0
+        shape, mean, std, vocabulary = (space.width,), (), (), 0
     interface = Interface(learning_task, label_names, shape, vocabulary, mean, std, table_schema)
     modules = [_convert_model(model, interface, index, seed) for index, model in enumerate(models)]
     nodes = make_nodes(parts, modules, names, policies, privacies)
@@ -329,6 +334,7 @@ def distil(
         ),
         method=METHODS[method]() if isinstance(method, str) else method or FedIOD(),
         student=StudentConfig(model=network_name(student, learning_task, shape, vocabulary)),
+        public=public_config,
         features=features or Features(),
         engine=engine or EngineConfig(),
         link=link or LinkConfig(),

@@ -13,7 +13,7 @@ from fedstill.cli import main as cli
 from tests.support.golden import Golden
 from tests.support.my_lab import Lab, install
 
-# The same examples in every run: a failure in continuous integration is a failure at the desk.
+# The same examples in every run, so that failures in continuous integration are reproducible.
 hypothesis.settings.register_profile("fedstill", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("fedstill")
 # pytest --hypothesis-profile=thorough
@@ -24,17 +24,17 @@ hypothesis.settings.register_profile(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that wait come first: they are one worker's, and the others compute meanwhile."""
+    """Run tests that wait first: one worker runs them while the others compute."""
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
 
 
 @pytest.fixture
 def steady_adam(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adam whose steps follow the gradients, for tests that compare networks which were trained two ways.
+    """Adam with a large eps, for tests that compare networks trained in two ways.
 
-    The usual one makes a whole step of any gradient, however small: also of the rounding noise that is left
-    where the true gradient is 0, whose sign is another on each processor. With an eps far above that noise
-    (1e-8) and below gradients (1e-2 and more) such a weight stays where it is, and tolerances stay narrow.
+    By default, Adam makes a full step for any gradient, however small. Where the true gradient is 0, it
+    follows rounding noise, whose sign depends on the processor. An eps far above that noise (1e-8) and below
+    real gradients (1e-2 and more) leaves such weights unchanged, so that tolerances can be small.
     """
     from torch.optim import Adam
 
@@ -50,7 +50,7 @@ def steady_adam(monkeypatch: pytest.MonkeyPatch) -> None:
 def command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str, str]]:
-    """The command line in this process, in a pipe: its exit code, stdout and stderr."""
+    """Run the command line in this process without a terminal; return its exit code, stdout and stderr."""
     monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
 
     def call(*words: object) -> tuple[int, str, str]:
@@ -77,5 +77,5 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lab(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """A lab's folder; each file of tests has its own."""
+    """A lab's folder; each test file has its own."""
     return Lab(tmp_path_factory.mktemp("lab"), installed)

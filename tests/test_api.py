@@ -1,4 +1,4 @@
-"""The Python API: ``distil`` with custom modules and data, runs and comparisons as those of the command."""
+"""The Python API: ``distil`` with custom modules and data; runs and comparisons as in the command."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ def test_rejects_invalid_class_names_and_labels(changes: dict[str, Any], line: s
 
 
 def metrics(outcome: fedstill.Outcome) -> dict[str, Any]:
-    """Return the metrics of a run without seconds and paths, which differ between equal runs."""
+    """Return the metrics of a run without durations and paths, which differ between equal runs."""
     keys = ("student", "standalone", "ensemble", "bytes", "queries_by_name", "nodes")
     return {key: outcome.result[key] for key in keys}
 
 
 def test_color_run_writes_all_files(tmp_path: Path) -> None:
-    """Color images lie in memory with channels last, and files must hold them all the same."""
+    """Color images are in channels-last format in memory; files must contain all values."""
     color = [
         (x.expand(-1, 3, -1, -1).contiguous(), y)
         for x, y in (bright_rows(60, 1), bright_rows(90, 2), bright_rows(60, 3))
@@ -139,7 +139,7 @@ USELESS = [
 ]
 
 
-# --- whose networks, and what is frozen ----------------------------------------------------------
+# --- networks and frozen parameters ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("both", ["node-1 and the student", "node-0 and node-1"])
@@ -191,7 +191,7 @@ def test_frozen_layers_stay_frozen(engine: Any) -> None:
 
 
 class Tied(nn.Module):
-    """Two layers of one weight."""
+    """Network with two layers that share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,15 +228,15 @@ def test_rejects_low_query_limit_before_training(tmp_path: Path) -> None:
         assert all(torch.equal(model.state_dict()[name], value) for name, value in old.items())
 
 
-# --- stops ---------------------------------------------------------------------------------------
+# --- interruptions -------------------------------------------------------------------------------
 
 
 class Stop(BaseException):
-    """As Ctrl-C would be."""
+    """Exception in place of Ctrl-C."""
 
 
 def stopped_at(moment: int, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run until a state was saved and so many chances to save one have passed, then stop."""
+    """Run, save a checkpoint at chance ``moment - 1``, and stop two chances later."""
     chances = 0
 
     def due(records: RunWriter) -> bool:
@@ -244,7 +244,7 @@ def stopped_at(moment: int, given: dict[str, Any], monkeypatch: pytest.MonkeyPat
         chances += 1
         if chances > moment:
             raise Stop
-        return chances == moment - 1  # what was done since is lost
+        return chances == moment - 1  # later steps are lost
 
     with monkeypatch.context() as patch:
         patch.setattr(RunWriter, "is_save_due", due)
@@ -295,7 +295,7 @@ def test_seconds_cover_all_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert whole["total"] >= phases
     stopped_at(6, few(out=tmp_path / "run"), monkeypatch)
     saved = clock.saved
-    clock.now += 1000.0  # between stop and going on, nothing runs
+    clock.now += 1000.0  # the run does not execute between stop and resume
     seconds = fedstill.distil(**few(out=tmp_path / "run")).result["seconds"]
     assert saved > 0
     assert seconds["total"] < whole["total"] + 100
@@ -305,7 +305,7 @@ def test_seconds_cover_all_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 class Clock:
-    """Each look at it takes a second."""
+    """Clock that advances by one second per call."""
 
     now = 0.0
     saved = 0.0
@@ -360,14 +360,14 @@ def test_resumed_run_keeps_precision(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(compute, "is_bfloat16_faster", lambda device: True)
     unbroken = fedstill.distil(**few())
     stopped_at(4, few(out=tmp_path / "run"), monkeypatch)
-    monkeypatch.setattr(compute, "is_bfloat16_faster", lambda device: False)  # on another machine
+    monkeypatch.setattr(compute, "is_bfloat16_faster", lambda device: False)  # another machine
     resumed = fedstill.distil(**few(out=tmp_path / "run"))
     assert resumed.result["engine"]["precision"] == "bfloat16"
     assert resumed.result["accuracy"] == unbroken.result["accuracy"]
 
 
 def test_fingerprint_covers_all_arguments(tmp_path: Path) -> None:
-    """Otherwise another run could resume in its folder."""
+    """Otherwise a run with other arguments could resume in this folder."""
     fedstill.distil(**few(out=tmp_path / "run"))
     arguments = set(inspect.signature(fedstill.distil).parameters) - {"out", "track", "progress", "data"}
     data = {f"data[{index}]" for index in range(len(few()["data"]))}
@@ -413,14 +413,15 @@ def test_reports_labels_by_name() -> None:
     assert outcome.result["labels"]["names"] == ["Mass", "Edema", "Hernia"]
 
 
-# --- what fits, and what does not ------------------------------------------------------------------
+# --- valid and invalid arguments -------------------------------------------------------------------
 
 
 def test_distil_trains_custom_modules(tmp_path: Path) -> None:
     given = few(names=["north", "south"], local=LEARNING, out=tmp_path / "run")
     outcome = fedstill.distil(**given)
     assert outcome.student is given["student"]
-    assert outcome.result["standalone"]["accuracy"]["mean"] > 95  # one row of pixels is easy
+    # the rows of bright pixels are easy to classify
+    assert outcome.result["standalone"]["accuracy"]["mean"] > 95
     assert [node["name"] for node in outcome.result["nodes"]] == ["north", "south"]
     assert (tmp_path / "run" / "report.html").exists()
 
@@ -462,7 +463,7 @@ def test_distil_rejects_non_empty_folder(tmp_path: Path) -> None:
 
 
 class Watched(torch.utils.data.Dataset[Any]):
-    """Examples that say when they are read, and may wait."""
+    """Data set that signals its first access and may wait."""
 
     def __init__(self, wait: threading.Event | None = None) -> None:
         self.examples, self.read, self.wait = bright_rows(30, 1), threading.Event(), wait
@@ -477,7 +478,7 @@ class Watched(torch.utils.data.Dataset[Any]):
 
 
 def test_runs_in_threads_are_serialized() -> None:
-    """Torch's global generator, from which dropout draws, is shared by all threads."""
+    """All threads share the global generator of torch, which dropout uses."""
     go = threading.Event()
     first, second = Watched(go), Watched()
     with ThreadPoolExecutor(2) as pool:
@@ -489,7 +490,7 @@ def test_runs_in_threads_are_serialized() -> None:
         assert metrics(one.result()) == metrics(other.result())
 
 
-# --- modules of many kinds -------------------------------------------------------------------------
+# --- kinds of modules ------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
@@ -502,7 +503,7 @@ def test_averaging_accepts_older_norm_layers(norm: Any, method: str) -> None:
     made = api.METHODS[method]
     short = made(rounds=2) if method == "fedavg" else made(rounds=2, steps=2)
     models = [network(), network()]
-    models[0](bright_rows(2, 0)[0])  # as a network that was used before
+    models[0](bright_rows(2, 0)[0])  # the network was used before
     owners = [fedstill.PolicyConfig(outputs_only=False)] * 2
     public = bright_rows(20, 5)[0]
     outcome = fedstill.distil(
@@ -530,7 +531,7 @@ SMALL = {
 
 
 def words(options: dict[str, Any]) -> list[str]:
-    """The options as a command line has them."""
+    """Return the options as words of a command line."""
     result = {name: value[0] if isinstance(value, list) else value for name, value in options.items()}
     return [word for name, value in result.items() for word in (f"--{name}", str(value).lower())]
 
@@ -548,7 +549,7 @@ def test_run_preset_equals_command(tmp_path: Path) -> None:
     assert (tmp_path / "python" / "report.html").exists()
     before = (tmp_path / "python" / "result.json").stat().st_mtime_ns
     assert fedstill.run_preset("digits-fedavg", options, out=tmp_path / "python") == result
-    assert (tmp_path / "python" / "result.json").stat().st_mtime_ns == before, "it ran again"
+    assert (tmp_path / "python" / "result.json").stat().st_mtime_ns == before, "the run was repeated"
     with pytest.raises(RunFolderError, match="other options"):
         fedstill.run_preset("digits-fedavg", {**options, "seed": 4}, out=tmp_path / "python")
 

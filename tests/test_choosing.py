@@ -1,4 +1,4 @@
-"""The page on choosing says what methods declare; ``python -m tests.test_choosing`` prints it."""
+"""The table of docs/choosing.md matches the methods; ``python -m tests.test_choosing`` prints it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAIN_MODELS = {
 
 
 def rows() -> list[str]:
-    """A line of the page's table for each method that comes with the package, with its default options."""
+    """Return a table line for each built-in method, with its default options."""
     task = Classification(10)
     at = NodeSetting(task, LocalConfig(), Compute(), placeholder_public(task))
     lines = []
@@ -33,9 +33,9 @@ def rows() -> list[str]:
         method = METHODS[name]()
         needs, side = method.needs(), method.node_side(at)
         if needs.label_maps or needs.table_rows or needs.vectors:
-            continue  # of other inputs
+            continue  # methods for other inputs
         public = "with labels" if needs.public_labels else "yes" if needs.public else ""
-        slopes = any(query.differentiable for query in side.queries.values())
+        has_gradients = any(query.differentiable for query in side.queries.values())
         cells = (
             f"`{name}`",
             public,
@@ -45,7 +45,7 @@ def rows() -> list[str]:
             else "outputs"
             if side.released_kinds()
             else "nothing",
-            "yes" if slopes else "",
+            "yes" if has_gradients else "",
             "once"
             if method.one_round
             else format_count(method.total_steps, method.unit)
@@ -63,7 +63,7 @@ def test_page_matches_declared_methods() -> None:
 
 
 def claims() -> Iterator[tuple[str, str, str]]:
-    """Each figure of the page, with the page and the section that the next link leads to."""
+    """Yield each metric of the page, with the page and section of the next link."""
     text = PAGE.read_text(encoding="utf-8").partition("## What each declares")[0]
     for metric in re.finditer(r"\d+\.\d+", text):
         link = re.search(r"\]\(([\w-]+\.md)#?([\w-]*)\)", text[metric.end() :])
@@ -80,7 +80,7 @@ def test_linked_section_has_the_metric(metric: str, page: str, anchor: str) -> N
 
 
 def slug(head: str) -> str:
-    """A heading's anchor, as a page of Markdown has it."""
+    """Return the anchor of a Markdown heading."""
     return re.sub(r"[^\w -]", "", head.lstrip("# ")).lower().replace(" ", "-")
 
 

@@ -1,4 +1,4 @@
-"""A third-party package with a custom attack: in terminals, on pages and in a comparison."""
+"""A third-party package with a custom attack: in terminals, in reports and in a comparison."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ responses = 100
 
 @pytest.fixture(scope="module")
 def run(lab: Lab) -> Path:
-    """A run of FedKD whose nodes have few classes each."""
+    """Run FedKD with few classes per node."""
     lab.write(
         "small.toml",
         split={"nodes": 3, "alpha": 0.2},
@@ -67,7 +67,7 @@ def test_runs_attack_by_entry_point(lab: Lab, run: Path) -> None:
         assert record["guess"] == str(int(torch.softmax(responses[1][-100:], 1).mean(0).argmax()))
         assert record["true"] == str(int(torch.bincount(node.data.targets, minlength=10).argmax()))
     right = sum(node["guess"] == node["true"] for node in first["result"]["nodes"])
-    assert right >= 2, "most records are of few classes"
+    assert right >= 2, "each node has records of few classes"
     share = f"{100 * right / 3:.0f}%"
     assert f"majority 3 nodes right {share} 10%" in " ".join(printed.split())
     page = (run / "report.html").read_text()
@@ -81,7 +81,7 @@ def test_runs_attack_by_module_and_name(lab: Lab, run: Path) -> None:
     options = ["--attacks", ATTACK, f"--{ATTACK}.responses", "64"]
     lab("attack", "skewed", *options, "--quiet")
     by_path = leakage(run)
-    assert by_path["config"] == by_name["config"]  # one name for one class
+    assert by_path["config"] == by_name["config"]  # both names are stored as one
     assert by_path["attacks"][0]["result"] == by_name["attacks"][0]["result"]
     assert "--majority.responses INT" in lab("attack", "--attacks", ATTACK, "--help-all")
 

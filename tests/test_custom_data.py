@@ -46,13 +46,13 @@ def test_metrics_equal_those_of_the_same_data_from_a_file(lab: Lab) -> None:
 
 
 def test_compares_methods_on_a_custom_data_set(lab: Lab) -> None:
-    """Several methods, without the entry point."""
+    """Several methods, by path instead of entry point."""
     lab.write("path.toml", **{**TABLES, "data": {"name": "my_lab.plates:Plates", "white": 16.0}})
     words = ["fedavg", "fedkd", "--base", "path.toml", "--evaluation.every", "0", "--out", "both"]
     lab("compare", *words, "--quiet")
     for name in ("fedavg", "fedkd"):
         result = lab.result(f"both/{name}-seed0")
-        assert result["data"] == lab.result("whole")["data"]  # one data set, one name
+        assert result["data"] == lab.result("whole")["data"]  # both names are stored as one
         assert result["accuracy"] > 25, "chance is 10; usually about 70"
     assert "plates, 3 nodes, one for each site" in lab.text("both/compare.html")
 
@@ -77,7 +77,7 @@ def test_node_loads_custom_data(lab: Lab) -> None:
     pytest.importorskip("cryptography")
     node = lab.here / "north"
     lab("node", "init", str(node))
-    # White is 255 unless a subclass in the node's folder changes it.
+    # White is 255, unless a subclass in the folder of the node changes it.
     write_plates(node / "scans" / "plates.csv", slice(1, 600, 3))
     (node / "ours.py").write_text(
         "from dataclasses import dataclass\nfrom my_lab.plates import Plates\n\n"

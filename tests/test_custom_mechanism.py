@@ -19,7 +19,7 @@ TABLES = {
     "public": {"name": "held-out", "share": 0.05},
     "method": {"name": "fedkd", "levels": 0, "gamma": math.inf, "weights": "equal", "student": {"epochs": 2}},
 }
-PUBLIC = 72  # rows that each node is asked about, once
+PUBLIC = 72  # public rows, for which each node is queried once
 MODULE = """
 from dataclasses import dataclass
 from typing import ClassVar
@@ -92,7 +92,7 @@ class Thawed:
 
 @pytest.fixture(scope="module")
 def lab(lab: Lab) -> Lab:
-    """With a run under the mechanism, and some that are not what they say."""
+    """Return the lab with a run under the custom mechanism, and a module of incorrect mechanisms."""
     lab.write("small.toml", **TABLES)
     (lab.here / "rounding.py").write_text(MODULE)
     lab.run("flipped", *OWN)
@@ -104,7 +104,7 @@ def under(mechanism: str, *options: str) -> list[str]:
     return [f"--nodes.privacy.{option}" for option in given]
 
 
-OWN = ["--task.name", "ordinal", *under("flip", "epsilon=20")]  # the lab's own task under its own mechanism
+OWN = ["--task.name", "ordinal", *under("flip", "epsilon=20")]  # the task and the mechanism of the package
 
 
 def nodes(lab: Lab, out: str) -> list[dict[str, Any]]:
@@ -184,7 +184,7 @@ def test_only_the_owner_chooses_the_mechanism(lab: Lab) -> None:
     ],
 )
 def test_rule_without_cost_gives_no_guarantee(lab: Lab, mechanism: str, rule: str) -> None:
-    """The mechanism's own claims do not matter, nor an empty cost."""
+    """Neither claims of the mechanism nor an empty cost give a guarantee."""
     out = mechanism.rpartition(":")[2]
     lab.run(out, *under(mechanism))
     output = lab.result(out)["privacy"]

@@ -1,4 +1,4 @@
-"""A plug-in package with a custom method, for an unchanged library."""
+"""A plug-in package with a custom method; the library is not changed."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def test_runs_by_name_and_reports_its_release(lab: Lab) -> None:
     page = lab.text("whole/report.html")
     assert KIND in page
     assert "a mean score vector for each class" in page
-    assert "No node released training data" not in page, "a plug-in's description of a kind is not trusted"
+    assert "No node released training data" not in page, "descriptions of kinds by plug-ins are not trusted"
 
 
 def test_nodes_learn_shared_classes(lab: Lab) -> None:
-    """The shared logits change training, in proportion to gamma."""
+    """The shared logits change training if gamma is positive."""
     lab.run("gamma 0", "--method.gamma", "0")
     moved = []
     for name in ("whole", "gamma 0"):
         lines = lab.text(f"{name}/metrics.jsonl").splitlines()
         rounds = [json.loads(line) for line in lines if "distillation" in line]
         moved.append([line["losses"]["moved"] for line in rounds])
-    assert moved[0][0] == moved[1][0], "nothing is shared in the first round"
+    assert moved[0][0] == moved[1][0], "the first round has no shared logits"
     assert moved[0][1] != moved[1][1]
 
 
@@ -80,11 +80,11 @@ def test_method_by_module_and_name_needs_no_entry_point(lab: Lab) -> None:
     whole, by_path = lab.result("whole"), lab.result("by path")
     assert KIND in lab("list", "my_lab.feddistill:FedDistill")
     assert by_path["local"] == whole["local"]
-    assert by_path["method"] == whole["method"] == "feddistill"  # one name for one class
+    assert by_path["method"] == whole["method"] == "feddistill"  # both names are stored as one
 
 
 def test_example_of_the_page_passes_its_own_test(lab: Lab) -> None:
-    """Engines agree, and a stopped run resumes, of the method that docs/custom-method.md shows."""
+    """The test of docs/custom-method.md: engines agree, and a stopped run resumes."""
     words = [
         "pytest",
         "-q",
@@ -126,7 +126,7 @@ def test_compares_with_fedavg(lab: Lab) -> None:
 
 
 def test_killed_run_resumes_to_equal_metrics(lab: Lab, unbroken: str) -> None:
-    """The run's files name custom task, data and split, too."""
+    """Files of the run contain custom task, data and split, too."""
     words = ["run", "own.toml", "--quiet", "--out", "killed"]
     lab(*words, code=-signal.SIGKILL, begin=DYING)
     assert load_state(lab.here / "killed" / "state.safetensors")["metrics"] == 5
@@ -134,7 +134,7 @@ def test_killed_run_resumes_to_equal_metrics(lab: Lab, unbroken: str) -> None:
     assert not (lab.here / "killed" / "result.json").exists()
     lab("run", "--resume", "killed")
     after = lab.text("killed/metrics.jsonl").splitlines()
-    assert after[:5] == before, "equal seconds: no round is repeated"
+    assert after[:5] == before, "equal durations: no round is repeated"
     whole, again = lab.result(unbroken), lab.result("killed")
     for name in ("local", "nodes", "bytes", "queries", "iterations"):
         assert again[name] == whole[name], name
@@ -152,7 +152,7 @@ def test_budget_charges_each_class(lab: Lab) -> None:
     assert "train_locally" in plan
     assert "10 x laplace" in plan
     line = lab.refused(*private, "--nodes.privacy.mechanism", "dp-sgd")
-    assert KIND in line, "means over the records are not outputs of the network"
+    assert KIND in line, "class means are not outputs of the network"
 
 
 def test_attacks_run_on_custom_method(lab: Lab) -> None:

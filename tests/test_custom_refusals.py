@@ -1,4 +1,4 @@
-"""Custom components that are unknown, broken or do not fit are refused with one line."""
+"""Custom components that are unknown, broken or unsuitable are refused in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOT_IMPORTED = "= 'broken' (expected an importable object: broken:thing fails wi
 
 @pytest.fixture(scope="module")
 def lab(lab: Lab) -> Lab:
-    """With a run that would do."""
+    """Return the lab with a valid configuration, whose options the tests change."""
     nodes = {**SMALL["nodes"], "policy": {"outputs_only": False}}
     split = {"name": "quantity-skew", "nodes": 3, "power": 1.0}
     lab.write("small.toml", split=split, nodes=nodes, method={"name": "fedavg", "rounds": 3})

@@ -38,7 +38,7 @@ def lab(lab: Lab) -> Lab:
 
 @pytest.fixture
 def run_with_lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run with the package's folder on Python's path."""
+    """Add the folder of the package to the Python path."""
     monkeypatch.syspath_prepend(MY_LAB)
 
 
@@ -48,7 +48,7 @@ def node_sizes(lab: Lab, out: str) -> list[int]:
 
 def test_custom_split_from_a_file_by_name(lab: Lab) -> None:
     lab.run("skewed")
-    # 1438 examples in shares 6 : 3 : 2, each at the node whose share has its midpoint.
+    # 1438 examples in shares 6 : 3 : 2; each goes to the node whose share contains its midpoint.
     assert node_sizes(lab, "skewed") == [784, 393, 261]
     record = lab.result("skewed")["split"]
     about = "quantity-skew, power 1.0"
@@ -117,8 +117,8 @@ def reference(responses: torch.Tensor) -> torch.Tensor:
 
 
 def make_world(method: FedKD | FedIOD, **setting: Any) -> World:
-    """Return three untrained nodes whose responses differ, and a server over them."""
-    specs = ("small-cnn:4", "resnet8:4", "mlp:8")  # mixed architectures, as a robust ensemble is for
+    """Return three untrained nodes with different responses, and a server."""
+    specs = ("small-cnn:4", "resnet8:4", "mlp:8")  # different architectures
     nodes = make_nodes([disagreeing(made(spec, index)) for index, spec in enumerate(specs)], classes=few)
     return small_world.world(method, nodes, made("mlp:8", "student"), local=LocalConfig(), **setting)
 
@@ -136,7 +136,7 @@ def test_fedkd_student_learns_from_the_median() -> None:
 
 @pytest.mark.usefixtures("run_with_lab")
 def test_fediod_uses_the_median_for_student_and_generator() -> None:
-    student = ReplayTraining(steps=2, batch=100, memory=12)  # a batch is all that is remembered
+    student = ReplayTraining(steps=2, batch=100, memory=12)  # the memory holds less than a batch
     one = make_world(FedIOD(batch=5, ensemble="my_lab.robust:median", student=student))
     before = [value.clone() for value in one.server.state.generator.G.parameters()]
     one.server.step()
@@ -154,10 +154,10 @@ def test_task_defines_the_compared_outputs() -> None:
     responses = torch.tensor([[[0.0, 9.0]], [[100.0, 101.0]], [[3.0, -3.0]], [[5.0, 5.0]], [[0.0, 1.0]]])
     even = torch.full((5, 1, 2), 0.2)
     log_odds = MultiLabel(2).ensemble(responses, even, "my_lab.robust:median")
-    assert log_odds.tolist() == [[3.0, 5.0]]  # of each label by itself
+    assert log_odds.tolist() == [[3.0, 5.0]]  # separately for each label
     trimmed = MultiLabel(2).ensemble(responses, even, "my_lab.robust:trimmed_mean")
     torch.testing.assert_close(trimmed, torch.tensor([[8 / 3, 5.0]]))  # (0 + 3 + 5) / 3, (1 + 5 + 9) / 3
-    # For classes, log-probabilities: an offset of a node, such as 100 here, does not matter.
+    # Classes are compared by log-probabilities, so the offset of 100 of a node has no effect.
     classes = Classification(2).ensemble(responses, even, "my_lab.robust:median")
     assert classes[0, 1] - classes[0, 0] == pytest.approx(1.0, abs=1e-5)
 

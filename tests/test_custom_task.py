@@ -27,7 +27,7 @@ TABLES = {
 
 @pytest.fixture(scope="module")
 def lab(lab: Lab) -> Lab:
-    """With a run of the task."""
+    """Return the lab with a run of the task."""
     lab.write("small.toml", **TABLES)
     lab.run("whole")
     return lab
@@ -48,7 +48,7 @@ def test_custom_task_without_its_term_equals_classification(lab: Lab) -> None:
     assert bare["accuracy"] == plain["accuracy"]
     assert bare["local"]["accuracy"] == plain["local"]["accuracy"]
     assert "mae" not in plain
-    assert bare["mae"] != whole["mae"], "its loss is what nodes and student learn by"
+    assert bare["mae"] != whole["mae"], "nodes and student minimize the loss of the task"
 
 
 def test_fedavg_and_fediod_run_custom_task(lab: Lab) -> None:
@@ -70,7 +70,7 @@ def test_fedavg_and_fediod_run_custom_task(lab: Lab) -> None:
 
 
 def test_node_runs_custom_task_only_if_allowed(lab: Lab) -> None:
-    """Queries are carried to a node with its own data, and responses are carried back."""
+    """Queries and responses are exchanged offline with a node that has its own data."""
     digits = load_digits()
     pixels = np.minimum(digits.images * 16, 255).astype(np.uint8)
     toml = '[data]\npath = "data.npz"\n[model]\nname = "mlp:8"\n[policy]\nplugins = []\n'

@@ -1,4 +1,4 @@
-"""``distil`` with arguments that are none, under other torch defaults, and into folders that cannot be."""
+"""``distil`` with invalid arguments, under other torch defaults, and with invalid folders."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def within(context: Callable[[], Any]) -> dict[str, torch.Tensor]:
 
 
 class OtherDefaults:
-    """A notebook's own default dtype and device."""
+    """Default dtype and device as a notebook may set them."""
 
     def __enter__(self) -> None:
         torch.set_default_dtype(torch.float64)
@@ -142,11 +142,11 @@ def test_rejects_batch_norm_with_batch_of_one(case: str) -> None:
     assert caught.value.name == name
     fedstill.distil(
         **few(**{"engine": fedstill.EngineConfig(batching="one-by-one"), **changes})
-    )  # without norm
+    )  # allowed without batch norm
 
 
 def test_last_batch_has_two_examples() -> None:
-    """Five public examples in batches of two have no last batch of one."""
+    """Five public examples in batches of two do not end with a batch of one."""
     method = fedstill.FedKD(student=fedstill.StudentTraining(epochs=1, batch=2))
     given = few(models=[normed(), normed()], student=normed(), method=method, public=bright_rows(5, 5)[0])
     assert fedstill.distil(**given).student is not None
@@ -157,7 +157,7 @@ def test_node_with_one_record_trains_batch_norm() -> None:
     assert fedstill.distil(**given).student is not None
 
 
-# --- in the caller's terms -------------------------------------------------------------------------
+# --- advice in terms of the caller -----------------------------------------------------------------
 
 
 def of_distil(**changes: Any) -> str:
@@ -201,7 +201,7 @@ def test_caller_terms_are_reset_after_call() -> None:
     assert ArgumentError("nodes.local.batch", 1, "2").name == "nodes.local.batch"
 
 
-# --- the folder of such a run ----------------------------------------------------------------------
+# --- folders of Python runs ------------------------------------------------------------------------
 
 
 def test_folder_of_python_run_is_usable(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_folder_of_python_run_is_usable(tmp_path: Path) -> None:
         load_run(out)
 
 
-# --- whose fault it is -----------------------------------------------------------------------------
+# --- faults of server and nodes --------------------------------------------------------------------
 
 
 def test_non_finite_server_inputs_are_no_node_fault(monkeypatch: pytest.MonkeyPatch) -> None:

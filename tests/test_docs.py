@@ -36,13 +36,14 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
 NAMES = [name for name in fedstill.__all__ if name != "__version__"]
-PACKAGES = ("data", "figures", "methods", "models", "privacy", "tasks", "track")  # public names for plug-ins
+# packages with public names for plug-ins
+PACKAGES = ("data", "figures", "methods", "models", "privacy", "tasks", "track")
 
 pytestmark = pytest.mark.skipif(not (DOCS / "conf.py").exists(), reason="without the docs")
 
 
 def pages() -> set[str]:
-    """Return all pages under their toctree names."""
+    """Return all pages by their toctree names."""
     generated = ("_build", "gallery")
     names = (path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md"))
     return {name.as_posix() for name in names if name.parts[0] not in generated}
@@ -56,7 +57,7 @@ def below(page: str, known: set[str]) -> Iterator[str]:
         for entry in block.split("\n"):
             pattern = f"{folder}/{entry}".strip("/")
             if entry and not entry.startswith(":"):
-                # As with Sphinx, a star ends at a folder.
+                # As in Sphinx, a star does not match folders.
                 yield from (
                     name
                     for name in known - {page}
@@ -71,7 +72,7 @@ def test_every_page_is_in_a_toctree() -> None:
         reached |= new
         queue.extend(new)
     assert {"data", "methods/fedkd", "reference/options"} <= reached
-    assert sorted(known - reached) == [], "name each in the toctree of docs/howto.md, say"
+    assert sorted(known - reached) == [], "add each page to a toctree, for example in docs/howto.md"
 
 
 def documented() -> set[str]:
@@ -95,7 +96,7 @@ def test_every_public_name_is_in_the_reference() -> None:
         offered = importlib.import_module(f"fedstill.{package}")
         for name in offered.__all__:
             thing = getattr(offered, name)
-            if inspect.isclass(thing) or inspect.isfunction(thing):  # by whichever name it is shown
+            if inspect.isclass(thing) or inspect.isfunction(thing):  # under any of its names
                 assert inspect.unwrap(thing) in documented_objects, f"fedstill.{package}.{name}"
 
 
@@ -109,7 +110,7 @@ def import_name(name: str) -> Any:
 def test_public_names_and_options_have_docstrings(name: str) -> None:
     thing = getattr(fedstill, name)
     assert (thing.__doc__ or "").strip()
-    assert not thing.__doc__.startswith(f"{name}("), "a generated dataclass signature is no docstring"
+    assert not thing.__doc__.startswith(f"{name}("), "a generated dataclass signature is not a docstring"
     if not (is_dataclass(thing) and issubclass(thing, CheckedOptions | Registrable)):
         return
     for kind in thing.__mro__:
@@ -176,7 +177,8 @@ def test_page_on_files_has_current_versions_and_keys() -> None:
         for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
         for key in re.findall(r"`(\w+)`", row)
     }
-    written = {field.name for field in fields(Result)} - {"metric_values", "absent_keys"}  # no keys
+    # properties without a key
+    written = {field.name for field in fields(Result)} - {"metric_values", "absent_keys"}
     assert documented_keys == written | {"metric", "task", "needs", "data_digest"}
 
 
@@ -185,7 +187,7 @@ def test_page_on_methods_is_short_and_names_what_exists() -> None:
     assert len(text.splitlines()) <= 250
     server_fields = {field.name for field in fields(methods.Server)}
     for owner, thing, known in (
-        ("node", methods.NodeView, {"setting", *dir(methods.Node)}),  # prepare gets the Node itself
+        ("node", methods.NodeView, {"setting", *dir(methods.Node)}),  # ``prepare`` receives the Node itself
         ("server", methods.Server, server_fields),
     ):
         names = {name for name in re.findall(rf"`{owner}\.(\w+)", text) if name != "toml"}

@@ -47,7 +47,7 @@ def run_command(folder: Path, *words: str) -> None:
 def test_hospitals_example_ends_with_a_report_and_keeps_data_local(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FLARE sites are ordinary processes; other commands are forked from a process with all imports."""
+    """FLARE sites are separate processes; other commands are forked from this process with all imports."""
     pytest.importorskip("nvflare")
     from fedstill.federation.provision import free_port
 
@@ -62,23 +62,23 @@ def test_hospitals_example_ends_with_a_report_and_keeps_data_local(
     result = json.loads((home / "university" / "result" / "result.json").read_text())
     assert (home / "university" / "result" / "report.html").stat().st_size > 10_000
     assert (home / "university" / "result" / "student.safetensors").exists()
-    # No hospital has more than five of the ten digits: a standalone model cannot exceed 50 %.
+    # Each hospital has at most five of the ten digits: a standalone model cannot exceed 50 %.
     assert result["accuracy"] > 60
     assert {node["name"]: node["model"] for node in result["nodes"]} == {
         "north": "SmallCNN",
         "east": "LeNet5",
         "west": "MLP",
     }
-    assert result["local"] is None  # a server does not know the metrics of the hospitals' models
+    assert result["local"] is None  # the server does not know the metrics of the node models
     for hospital in ("north", "east", "west"):
         (run,) = (home / hospital / "node" / "runs").iterdir()
         lines = entries(run.parent.parent)
         assert not any(line["part"] == "refused" for line in lines)
         up = sum(sum(line["up"].values()) for line in lines)
         (node,) = [node for node in result["nodes"] if node["name"] == hospital]
-        assert node["bytes"]["up"] == up > 0  # the server's log and the owner's agree
+        assert node["bytes"]["up"] == up > 0  # audit logs of server and owner agree
         assert {line["node"] for line in lines} == {hospital}
-    # No file of a hospital is stored elsewhere.
+    # No file of a hospital is stored at the university.
     names = {path.name for path in (home / "university").rglob("*")}
     assert not names & {"scans.npz", "pictures", "table.csv", "node.toml", "secret"}
 
@@ -86,10 +86,10 @@ def test_hospitals_example_ends_with_a_report_and_keeps_data_local(
 def test_first_python_snippet_beats_a_standalone_clinic(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The snippet is that of docs/start.md, with 120 of its 300 steps: 64.7 to 79.3 % over five seeds."""
+    """The snippet of docs/start.md with 120 instead of 300 steps: 64.7 to 79.3 % over five seeds."""
     page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
     code = page.partition("## From Python")[2].partition("```python\n")[2].partition("```")[0]
     assert "steps=300" in code
     exec(compile(code.replace("steps=300", "steps=120"), "start.md", "exec"), {})
     alone, student = map(float, re.findall(r"([\d.]+) %", capsys.readouterr().out))
-    assert student > alone + 5  # alone: 38.6 to 39.1 %
+    assert student > alone + 5  # standalone: 38.6 to 39.1 %

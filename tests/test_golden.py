@@ -1,4 +1,4 @@
-"""Golden files: compared line by line, written on request, and none is left over."""
+"""Golden files: compared line by line, written on request, and all used."""
 
 from __future__ import annotations
 

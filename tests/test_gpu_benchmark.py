@@ -1,4 +1,4 @@
-"""The benchmark of GPUs: its arithmetic by hand, and that it finds what differs."""
+"""The GPU benchmark: its estimates by hand, and detection of differences between devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_operations_and_bytes_of_a_layer_by_hand(gpu: Any) -> None:
-    """A product forth, one for the weights (or the input) back: 2 * 5 * 4 * 3 each."""
+    """One product forward, and one backward for weights or inputs: 2 * 5 * 4 * 3 operations each."""
     layer, x = nn.Linear(4, 3, bias=False), torch.ones(5, 4)
     for learns in (True, False):
         assert gpu.cost(layer, x, learns).flop == 2 * 120
@@ -30,7 +30,7 @@ def test_operations_and_bytes_of_a_layer_by_hand(gpu: Any) -> None:
     assert gpu.cost(layer, x, True).times(3).flop == 720
 
 
-def test_the_estimate_is_bound_by_what_takes_longest(gpu: Any) -> None:
+def test_estimate_of_two_cards_by_hand(gpu: Any) -> None:
     rows = gpu.estimate(gpu.Chosen(nodes=2, batch=4, width=8))
     assert [row["card"] for row in rows] == ["H100 SXM", "H200"] * 2
     first, second = rows[:2]
@@ -40,13 +40,15 @@ def test_the_estimate_is_bound_by_what_takes_longest(gpu: Any) -> None:
 
 
 def test_detects_method_that_differs_on_device(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, names = gpu.trained, list[str]()
+    original, names = gpu.trained, list[str]()
 
     def trained(name: str, engine: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        before, after = honest(name, engine)
+        before, after = original(name, engine)
         names.append(name)
-        off = names.count("fedavg") == 4 and name == "fedavg"  # twice on the CPU, then twice on the device
-        return before, before + (after - before) * (0.9 if off else 1.0)
+        changed = (
+            names.count("fedavg") == 4 and name == "fedavg"
+        )  # two runs on the CPU, then two on the device
+        return before, before + (after - before) * (0.9 if changed else 1.0)
 
     monkeypatch.setattr(gpu, "trained", trained)
     monkeypatch.setattr(

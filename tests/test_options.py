@@ -33,7 +33,7 @@ from fedstill.tasks import TASKS
 
 KEPT = Path(__file__).with_name("options.toml")
 REGISTRIES = (METHODS, TASKS, DATA, SPLITS, MECHANISMS, ATTACKS)
-CHANGING = {  # dataclasses that are state, outside of the methods' own
+CHANGING = {  # mutable dataclasses, except for those of methods
     "AuditTotals", "Budget", "DifferentiableQueryState", "FedstillConfig", "DailyReleases", "LinkCosts",
     "ServerTranscript",
     "NodeTraffic", "GlobalRngWatch",

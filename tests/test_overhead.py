@@ -1,4 +1,4 @@
-"""Overhead of the library per query, counted: it must not grow unseen."""
+"""Overhead of the library per query, measured by counts; it must not increase."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def overhead(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_query_overhead_is_bounded(overhead: Any) -> None:
-    """Counts of ``python benchmarks/overhead.py`` on 2026-11-29, and a tenth for other versions of Python."""
+    """Counts of ``python benchmarks/overhead.py`` on 2026-11-29, plus 10 % for other Python versions."""
     counts = overhead.counts_a_node()
-    assert counts.calls <= 1.1 * 628, "Python functions called for one node more"
-    assert counts.operations <= 1.1 * 59, "operations of torch for one node more"
-    assert counts.copied <= 0.05, "of the query's bytes copied for one node more"
+    assert counts.calls <= 1.1 * 628, "Python function calls per additional node"
+    assert counts.operations <= 1.1 * 59, "torch operations per additional node"
+    assert counts.copied <= 0.05, "copied bytes per additional node, relative to the query"
 
 
 def test_counts_calls_operations_and_copies(overhead: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that copies what it is asked, and calls two functions for it, shows in all three."""
+    """A node that copies its query and calls two more functions changes all three counts."""
     group = NodeGroup
     before, sample = overhead.count(2), group.module
 
@@ -46,8 +46,8 @@ def test_counts_calls_operations_and_copies(overhead: Any, monkeypatch: pytest.M
 
 
 def test_ignores_garbage_collector_calls(overhead: Any) -> None:
-    """Other packages have it call Python functions of theirs, hypothesis for one."""
-    quiet, usual = overhead.count(2), gc.get_threshold()
+    """Other packages, for example hypothesis, register garbage collector callbacks in Python."""
+    quiet, thresholds = overhead.count(2), gc.get_threshold()
 
     def noisy(phase: str, about: dict[str, int]) -> None: ...
 
@@ -57,5 +57,5 @@ def test_ignores_garbage_collector_calls(overhead: Any) -> None:
         assert overhead.count(2) == quiet
         assert gc.isenabled()
     finally:
-        gc.set_threshold(*usual)
+        gc.set_threshold(*thresholds)
         gc.callbacks.remove(noisy)

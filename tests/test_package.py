@@ -1,4 +1,4 @@
-"""The package exports existing names and has no unused modules."""
+"""The package exports existing names and has no unreachable modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.protocol.method import METHODS, method_name
 
 ROOT = Path(fedstill.__file__).parent
-ENTRIES = ("fedstill", "fedstill.__main__", "fedstill.cli.main")  # the library, `python -m`, the command
+ENTRIES = ("fedstill", "fedstill.__main__", "fedstill.cli.main")  # library, ``python -m`` and command
 
 
 def texts(source: str) -> Iterator[str]:
@@ -33,7 +33,7 @@ def test_exported_names_exist() -> None:
 
 def test_public_annotations_use_exported_classes() -> None:
     with pytest.raises(ArgumentError) as refused:
-        method_name("fedavg")  # what is said of what is no method
+        method_name("fedavg")  # the error for an unknown method
     methods = {method.__name__ for method in METHODS.values()}
     assert methods <= set(re.findall(r"\w+", str(refused.value)))
     assert methods <= set(fedstill.__all__)
@@ -51,7 +51,7 @@ def test_public_annotations_use_exported_classes() -> None:
 def imported_by(module: str, files: dict[str, Path]) -> set[str]:
     """Return the modules of the package that a module imports, by a statement or by name."""
     tree, names = ast.parse(files[module].read_text(encoding="utf-8")), set[str]()
-    prefixes = [""]  # of names that are put together, as in f"fedstill.methods.{file}"
+    prefixes = [""]  # for composed names such as f"fedstill.methods.{file}"
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
@@ -61,8 +61,8 @@ def imported_by(module: str, files: dict[str, Path]) -> set[str]:
         elif isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
             prefixes.append(str(node.values[0].value))
     words = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    texts = [word.partition(":")[0] for word in words if isinstance(word, str)]  # of "module:Name" the module
-    texts += [text.rpartition(".")[0] for text in texts]  # of "module.Class", too
+    texts = [word.partition(":")[0] for word in words if isinstance(word, str)]  # the module of "module:Name"
+    texts += [text.rpartition(".")[0] for text in texts]  # the module of "module.Class"
     names.update(f"{prefix}{text}" for prefix in prefixes for text in texts)
     known = names & files.keys()
     return known | {name.rpartition(".")[0] for name in known if "." in name}  # and its package

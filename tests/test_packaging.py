@@ -62,7 +62,7 @@ def test_command_is_installed() -> None:
 
 
 def needs(name: str) -> set[str]:
-    """Return the dependencies of an installed distribution; of ours also those of the tests."""
+    """Return the dependencies of an installed distribution; for fedstill, including those of its tests."""
     extra = {"extra": "dev" if name == "fedstill" else ""}
     lines = [Requirement(line) for line in requires(name) or []]
     return {canonical(line.name) for line in lines if line.marker is None or line.marker.evaluate(extra)}
@@ -87,7 +87,7 @@ def test_dependencies_are_imported() -> None:
     extras = project["optional-dependencies"]
     of_users = [line for extra, lines in extras.items() if extra not in ("dev", "docs") for line in lines]
     named = {canonical(Requirement(line).name) for line in (*project["dependencies"], *of_users)}
-    otherwise = {"mlflow-skinny": "mlflow", "pillow": "PIL"}  # when imported
+    otherwise = {"mlflow-skinny": "mlflow", "pillow": "PIL"}  # import names that differ
     otherwise |= {"scikit-image": "skimage", "scikit-learn": "sklearn"}
     modules = {otherwise.get(name, name.replace("-", "_")) for name in named}
     assert modules > {"torch", "nibabel", "opacus"}
@@ -110,7 +110,7 @@ def test_transitive_dependencies_are_pinned() -> None:
             assert other in pinned, f"{name} needs {other}, which constraints.txt does not pin"
             checked.add(other)
             queue.append(other)
-    assert {"torch", "sympy", "pytest", "iniconfig"} <= checked  # the walk went all the way
+    assert {"torch", "sympy", "pytest", "iniconfig"} <= checked  # all dependencies were visited
 
 
 @pytest.mark.parametrize("name", ["py.typed", "runs/presets/demo.toml"])
@@ -125,18 +125,18 @@ def test_wheel_from_sdist_has_command_and_data(tmp_path: Path) -> None:
     shutil.unpack_archive(sdist, tmp_path / "sdist")
     [source] = (tmp_path / "sdist").iterdir()
     texts = {"constraints.txt", "LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "PKG-INFO"}
-    own = {path.name for path in source.iterdir()} - {".gitignore"}  # which hatchling adds
-    assert own == {"fedstill", "experiments", *texts}, "nothing that works in the repository alone"
+    own = {path.name for path in source.iterdir()} - {".gitignore"}  # added by hatchling
+    assert own == {"fedstill", "experiments", *texts}, "no files for development only"
     subprocess.run([*build, "-t", "wheel"], cwd=source, check=True, capture_output=True)
     [wheel] = (tmp_path / "dist").glob("*.whl")
     assert wheel.name == f"fedstill-{fedstill.__version__}-py3-none-any.whl"
     installed = tmp_path / "installed"
-    shutil.unpack_archive(wheel, installed, "zip")  # all that an installer does, but for the command
+    shutil.unpack_archive(wheel, installed, "zip")  # like an installer, without the command
     assert {path.name.partition("-")[0] for path in installed.iterdir()} == {"fedstill"}, (
         "no tests, docs or tools"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "fedstill", "reproduce"],  # what it lists lies elsewhere among the sources
+        [sys.executable, "-m", "fedstill", "reproduce"],  # its files are in another folder of the sources
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(installed)},
         check=True,

@@ -1,4 +1,4 @@
-"""Containers and services of the examples: their commands exist, and each mounts only what it needs."""
+"""Containers and services of the examples: valid commands, and only necessary mounts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCKER, SYSTEMD = ROOT / "examples" / "docker", ROOT / "examples" / "systemd"
 README = (DOCKER / "README.md").read_text(encoding="utf-8")
 UNITS = sorted(SYSTEMD.glob("*.service"))
 NODES = ("north", "east", "west")
-KEYS = {  # of a service, by the Compose specification, that are used here
+KEYS = {  # keys of a service in the Compose specification that are used here
     "cap_drop", "command", "healthcheck", "image", "init", "networks", "pids_limit", "ports", "profiles",
     "read_only", "restart", "security_opt", "stop_grace_period", "tmpfs", "user", "volumes", "working_dir",
 }  # fmt: skip
@@ -31,8 +31,8 @@ def compose() -> dict[str, Any]:
     return services
 
 
-def takes(words: list[str]) -> None:
-    """Fail if fedstill does not take a command; ``run`` is tried by itself, below."""
+def check_command(words: list[str]) -> None:
+    """Check that fedstill accepts a command, except ``run`` (tested below) and ``attack``."""
     if words[0] in ("run", "attack"):
         return
     cli.bind(words)
@@ -40,14 +40,14 @@ def takes(words: list[str]) -> None:
 
 def test_containers_run_existing_commands(compose: dict[str, Any]) -> None:
     for service in compose["services"].values():
-        takes(service["command"])
+        check_command(service["command"])
         kind, *words = service.get("healthcheck", {"test": ["CMD", "fedstill", *service["command"]]})["test"]
         assert kind == "CMD"
         if words[0] == "python":
             compile(words[2], "healthcheck", "exec")
         else:
             assert words[0] == "fedstill"
-            takes(words[1:])
+            check_command(words[1:])
     assert 'ENTRYPOINT ["fedstill"]' in (DOCKER / "Dockerfile").read_text()
 
 
@@ -59,7 +59,7 @@ def test_docker_page_shows_existing_commands(compose: dict[str, Any]) -> None:
     executed = [line[5:] for line in inside if line[2] == "exec"]
     single = [line[5:] for line in inside if line[2:4] == ["run", "--rm"] and len(line) > 5]
     for words in (*typed, *executed, *single):
-        takes(words)
+        check_command(words)
     assert (len(typed), len(executed), len(single)) == (2, 5, 1)
     assert {name for line in inside for name in line if name in compose["services"]} == {
         "north",
@@ -72,7 +72,7 @@ def test_compliance_page_shows_existing_commands() -> None:
     page = (ROOT / "docs" / "compliance.md").read_text(encoding="utf-8")
     typed = [shlex.split(command) for command in re.findall(r"`fedstill ([^`]+)`", page)]
     for words in typed:
-        takes(words)
+        check_command(words)
     named = {tuple(words[:2]) for words in typed}
     assert named >= {("audit", "export"), ("audit", "verify"), ("node", "approve"), ("node", "log")}
 
@@ -90,7 +90,7 @@ def test_run_of_docker_page_starts(
     with pytest.raises(SystemExit):
         cli.main(compose["services"]["run"]["command"])
     stderr = capsys.readouterr().err
-    assert "/admin" in stderr, "options and file are sound; what is missing here is the kit"
+    assert "/admin" in stderr, "options and file are valid; the kit is missing"
     assert "startup kit" in stderr
 
 
@@ -100,7 +100,9 @@ def test_container_mounts_only_its_own_folders(compose: dict[str, Any]) -> None:
         assert (service["user"], service["read_only"], service["cap_drop"]) == ("10001:10001", True, ["ALL"])
         assert service["security_opt"] == ["no-new-privileges:true"]
         binds = [volume for volume in service["volumes"] if volume["type"] == "bind"]
-        assert all(volume["bind"] == {"create_host_path": False} for volume in binds), "no folder of root's"
+        assert all(volume["bind"] == {"create_host_path": False} for volume in binds), (
+            "missing host folders are not created as root"
+        )
         writes = {volume["source"] for volume in binds if not volume.get("read_only")}
         reads = {volume["source"] for volume in binds if volume.get("read_only")}
         if name in NODES:
@@ -122,7 +124,7 @@ def test_units_start_fedstill_unprivileged(path: Path) -> None:
     service = unit["Service"]
     program, *words = shlex.split(service["ExecStart"].replace("%i", "north"))
     assert program == "/opt/fedstill/bin/fedstill"
-    takes(words)
+    check_command(words)
     assert (service["User"], service["CapabilityBoundingSet"]) == ("fedstill", "")
     assert (service["NoNewPrivileges"], service["ProtectSystem"]) == ("true", "strict")
     paths = [part.lstrip("-") for part in service.get("ReadOnlyPaths", "").split()]

@@ -1,6 +1,6 @@
-"""Every link of the site leads to a page, a file or a place that is there; others are warnings.
+"""Check that every internal link of the site has an existing target; others become warnings.
 
-What is beyond the site is not asked for.
+External links are not checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Page(HTMLParser):
-    """The links of a page and the places that it has."""
+    """Links and anchors of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Page(HTMLParser):
 
 
 def check(app: Sphinx, error: Exception | None) -> None:
-    """Once the pages are there."""
+    """Check all links after the build."""
     if error is not None or app.builder.format != "html":
         return
     root = Path(app.outdir)
@@ -53,5 +53,5 @@ def check(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
-    app.connect("build-finished", check, priority=900)  # after all that still writes
+    app.connect("build-finished", check, priority=900)  # after all other writers
     return {"parallel_read_safe": True}

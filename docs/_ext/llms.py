@@ -1,6 +1,6 @@
-"""Writes ``llms.txt``, which tells a language model what pages there are: title, line and source of each.
+"""Write ``llms.txt``, which lists the pages for language models: title, source and first sentences.
 
-The form is that of https://llmstxt.org: a heading, a quoted summary, and lists of links under headings.
+The format is that of https://llmstxt.org: a heading, a quoted summary, and lists of links under headings.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 ABOUT = "Federated distillation in Python: one central model from private data that stays in many places."
-LONGEST = 300  # characters of a page's line
+LONGEST = 300  # characters per page
 
 
 def line(env: BuildEnvironment, page: str) -> str:
-    """One page: its title, the address of its source, the first sentences that it has."""
+    """Return the entry of one page: its title, the address of its source, and its first paragraph."""
     paragraph = next((each for each in env.get_doctree(page).findall(nodes.paragraph)), None)
     text = " ".join(paragraph.astext().split()) if paragraph else ""
     text = text if len(text) <= LONGEST else text[:LONGEST].rpartition(" ")[0] + " ..."
@@ -25,12 +25,12 @@ def line(env: BuildEnvironment, page: str) -> str:
 
 
 def below(env: BuildEnvironment, page: str) -> list[str]:
-    """A page and all that its toctrees lead to, in their order."""
+    """Return a page and all pages below it in its toctrees, in their order."""
     return [page, *(deep for each in env.toctree_includes.get(page, ()) for deep in below(env, each))]
 
 
 def write(app: Sphinx, error: Exception | None) -> None:
-    """Once the pages are there."""
+    """Write the file after the build."""
     if error is not None or app.builder.format != "html":
         return
     env = app.env

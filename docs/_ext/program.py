@@ -1,6 +1,6 @@
 """Directives that insert parts of the program's help: ``{program-help}``, ``-options``, ``-methods``.
 
-So the options, defaults and limits on the pages are those of the program.
+The options, defaults and limits on the pages are therefore those of the program.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fedstill.protocol.method import METHODS
 from fedstill.runs.spec import RunSpec
 from fedstill.tasks import TASKS
 
-# Sphinx's own cannot read {**more} in a decorator, and then has no text of any field of that file.
+# Sphinx cannot unparse {**more} in a decorator, and then finds no field docstrings in that file.
 _UnparseVisitor.visit_Dict = lambda self, node: ast.unparse(node)  # type: ignore[method-assign]
 
-CHOSEN = {  # by what can be chosen, the registry and the table whose key chooses
+CHOSEN = {  # what can be chosen: its registry, and the table whose key selects it
     "method": (METHODS, "method"),
     "task": (TASKS, "task"),
     "data": (DATA, "data"),
@@ -45,7 +45,7 @@ CHOSEN = {  # by what can be chosen, the registry and the table whose key choose
 }
 
 
-FIXED = {  # what a method says of itself, which is no option
+FIXED = {  # properties that a method declares, which are not options
     name
     for method in METHODS.values()
     for kind in method.__mro__
@@ -55,7 +55,7 @@ FIXED = {  # what a method says of itself, which is no option
 
 
 class Help(SphinxDirective):
-    """``fedstill ARGUMENT --help``, as it is printed."""
+    """Output of ``fedstill ARGUMENT --help``."""
 
     optional_arguments = 1
 
@@ -68,7 +68,7 @@ class Help(SphinxDirective):
 
 
 class Options(SphinxDirective):
-    """Options with their meanings: of a ``run``, of a ``node``, or of all that can be chosen as one thing."""
+    """Options with their meanings: of a ``run``, of a ``node``, or of each entry of a registry."""
 
     required_arguments = 1
 
@@ -86,7 +86,7 @@ class Options(SphinxDirective):
 
 
 class Methods(SphinxDirective):
-    """The class of each method; among reStructuredText."""
+    """The class of each method, for reStructuredText pages."""
 
     def run(self) -> list[nodes.Node]:
         """Called by docutils."""
@@ -95,7 +95,7 @@ class Methods(SphinxDirective):
 
 
 def choice(registry: Any, name: str, under: str) -> str:
-    """One thing that can be chosen: its heading, what it is, and its options."""
+    """Return the section of one entry of a registry: heading, description and options."""
     kind = registry[name]
     about = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
     key = f"--{under}.{kind.key} {name}" if under else f"--attacks {name}"
@@ -104,12 +104,12 @@ def choice(registry: Any, name: str, under: str) -> str:
 
 
 def listed(config: Any, prefix: str, keys: bool = False) -> str:
-    """A configuration's options, those of its parts among them, as a list of definitions in Markdown."""
+    """Return a configuration's options, including nested ones, as a definition list in Markdown."""
     return "\n\n".join(rows(config, prefix, keys))
 
 
 def rows(config: Any, prefix: str, keys: bool) -> Iterator[str]:
-    """An option after the other."""
+    """Yield the options one by one."""
     hints, docs = get_type_hints(type(config), include_extras=True), field_docs(type(config))
     for field in fields(config):
         name, hint, value = f"{prefix}{field.name}", hints[field.name], getattr(config, field.name)
@@ -117,17 +117,17 @@ def rows(config: Any, prefix: str, keys: bool) -> Iterator[str]:
             if value.key:
                 allowed = f"{value.registry.choices_text}, or module:Name"
                 yield row(f"{name}.{value.key}", allowed, value.registered_name, docs.get(field.name, ""))
-            if keys or "method" not in name:  # options of each are under its own heading
+            if keys or "method" not in name:  # a method's options are under its own heading
                 yield from common(value, f"{name}.", keys)
         elif is_dataclass(value):
             yield from rows(value, f"{name}.", keys)
-        elif not any(map(is_kind, get_args(hint))):  # lists of tables are left to files
+        elif not any(map(is_kind, get_args(hint))):  # lists of tables are only for files
             default = "" if needed(field) else to_table(value)
             yield row(name, limits(hint), default, docs.get(field.name, ""))
 
 
 def common(chosen: Registrable, prefix: str, keys: bool) -> Iterator[str]:
-    """Those options that all have which could have been chosen in its place."""
+    """Yield the options that all entries of the registry share."""
     base = next(each for each in type(chosen).__mro__ if "registry" in vars(each))
     shared = {field.name for field in fields(base)} if is_dataclass(base) else set()
     for line in rows(chosen, prefix, keys):
@@ -146,20 +146,20 @@ def needed(field: Field[Any]) -> bool:
 
 
 def row(name: str, allowed: str, default: object, meaning: str) -> str:
-    """An option: its name; below what it may be, what it is where it is not given, and what it means."""
+    """Return the entry of an option: its name, valid values, default and meaning."""
     given = "" if default == "" or default == [] else f"; default `{toml(default)}`"
     return f"`{name}`\n: *{safe(allowed)}*{given}. {safe(meaning)}".rstrip()
 
 
 def toml(value: object) -> str:
-    """A value as a command line or TOML has it."""
+    """Format a value for a command line or TOML."""
     if isinstance(value, list):
         return " ".join(map(toml, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def safe(text: str) -> str:
-    """In Markdown."""
+    """Escape text for Markdown."""
     return text.replace("<", r"\<").replace("*", r"\*").replace("``", "`")
 
 
@@ -172,7 +172,7 @@ def limits(hint: Any) -> str:
 
 
 def bare(hint: Any) -> Any:
-    """A type without its limits."""
+    """Return a type without its constraints."""
     if get_origin(hint) is Annotated:
         return bare(get_args(hint)[0])
     if get_origin(hint) is tuple:
@@ -190,7 +190,7 @@ def skip(app: Sphinx, what: str, name: str, member: Any, skipped: bool, options:
 
 
 def add(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Under what is chosen by name: where it is from, and by which name."""
+    """Add the source paper and the name of a registered class to its docstring."""
     registry = getattr(thing, "registry", None)
     if what == "class" and registry is not None and registry.name_of(thing) in registry.builtin:
         called = registry.name_of(thing)
@@ -202,7 +202,7 @@ def add(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list
 
 
 def once(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Options stand as attributes, each with its default: no list of them under what has them."""
+    """Remove the list of options from docstrings, as options are listed as attributes with their defaults."""
     if what == "class" and issubclass(thing, CheckedOptions) and "Args:" in lines:
         del lines[lines.index("Args:") :]
 
@@ -210,7 +210,7 @@ def once(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: lis
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("autodoc-skip-member", skip)
-    app.connect("autodoc-process-docstring", once, priority=1)  # before napoleon makes a list of it
+    app.connect("autodoc-process-docstring", once, priority=1)  # before napoleon formats the list
     app.connect("autodoc-process-docstring", add)
     app.add_directive("program-help", Help)
     app.add_directive("program-options", Options)

@@ -1,7 +1,8 @@
-"""Links to folders and to pages outside ``docs``, which a Git host resolves and a site does not.
+"""Resolve links to folders and to pages outside ``docs``, which work on a Git host but not on a site.
 
-A folder that has an ``index.md`` is that page here, the README the first page; of any other folder, and of
-pages in it, only the link's text is left. Links to single files become downloads, by myst-parser.
+A link to a folder with an ``index.md`` becomes a link to that page, and the README becomes the first page.
+For other folders and the pages in them, only the link's text remains. myst-parser turns links to single files
+into downloads.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ LINK = re.compile(r"\[([^][]+)\]\(([^()#:\s]+)(#[^()\s]*)?\)")
 
 
 def read(app: Sphinx, page: str, source: list[str]) -> None:
-    """Each page, before it is parsed."""
+    """Rewrite the links of each page before it is parsed."""
     source[0] = LINK.sub(partial(linked, Path(app.srcdir), (Path(app.srcdir) / page).parent), source[0])
 
 
 def linked(pages: Path, here: Path, link: re.Match[str]) -> str:
-    """A link as the site has it."""
+    """Return a link as the site needs it."""
     text, path, place = link.groups()
     target = (here / path).resolve()
     if target == pages.parent / "README.md":
         return f"[{text}](/index.md)"
-    if target.suffix == ".md" and not target.is_relative_to(pages):  # a page of another folder's
+    if target.suffix == ".md" and not target.is_relative_to(pages):  # a page outside docs
         return text
     if not target.is_dir():
         return link[0]
@@ -37,5 +38,5 @@ def linked(pages: Path, here: Path, link: re.Match[str]) -> str:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("source-read", read)
-    app.add_lexer("csv", TextLexer)  # which Pygments does not know
+    app.add_lexer("csv", TextLexer)  # unknown to Pygments
     return {"parallel_read_safe": True}

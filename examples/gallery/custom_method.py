@@ -93,7 +93,7 @@ class MeanTeacher(Method):
 digits = load_digits()
 x = torch.tensor(digits.images / 8 - 1).float().unsqueeze(1)  # (N, 1, 8, 8), from -1 to 1
 y = torch.tensor(digits.target)
-parts = y[:1000].argsort(stable=True).view(20, 50)  # runs of like digits, dealt out to four nodes
+parts = y[:1000].argsort(stable=True).view(20, 50)  # blocks of equal digits, distributed over four nodes
 data = [(x[part], y[part]) for part in (parts[node::4].flatten() for node in range(4))]
 
 

@@ -187,7 +187,7 @@ def _judge_method(
     task = spec.make_task() if spec else named.minimal_task()
     public = asking.public if asking else None
     if asking is not None and found.features is not None:
-        public = placeholder_features(asking.config.public, public, found.features.width)
+        public = placeholder_features(asking.config.public, public, found.features.model_width)
     known = public or placeholder_public(task, spec.shape if spec else ())
     sums = asking is not None and asking.config.link.secure_aggregation
     at = NodeSetting(task, file.local, found.compute or Compute(), known, secure_aggregation=sums)
@@ -420,7 +420,8 @@ def features_objection(file: NodeFile, config: RunSpec) -> str | None:
         ]
         return f"{names[0]}, and the other no features.backbone" if names else None
     is_file = own.backbone.startswith(PREFIX) or own.backbone.endswith(".onnx")
-    for name in ("layer", "size", "mean", "std", "normalize", *(() if is_file else ("backbone",))):
+    compared = ("layer", "size", "mean", "std", "normalize", "components")
+    for name in (*compared, *(() if is_file else ("backbone",))):
         if getattr(own, name) != getattr(planned, name):
             return f"its features.{name} is {getattr(own, name)!r}, and the run's {getattr(planned, name)!r}"
     return None
@@ -520,7 +521,9 @@ def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, li
     elif found.unreported:
         facts["data"] = [found.unreported.removeprefix("data ")]
     if (features := found.features) is not None:
-        backbone = f"{features.width} of {file.features.backbone}, digest {features.digest}"
+        total = f"{features.width} of {file.features.backbone}"
+        number = f"{features.components} components of {total}" if features.components else total
+        backbone = f"{number}, digest {features.digest}"
         facts["features"] = [f"{backbone}; cached in {file.features.cache or CACHE}"]
     if found.model is not None:
         facts["model"] = [f"{file.model.name}, {_about_model(found.model, file.model.weights)}"]

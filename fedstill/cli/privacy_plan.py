@@ -119,7 +119,7 @@ def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[Plann
     if (reason := features_objection(file, config)) is not None:
         raise FedstillError(f"{file.name} would refuse {target}: {reason}")
     if file.features:
-        width = own_features(file, folder, spec).width
+        width = own_features(file, folder, spec).model_width
         spec, public = spec.on_features(width), placeholder_features(config.public, public, width)
     run = PlannedRun(target, asking.config.method, spec, public, (file.model.name,), notes)
     _require_public(run, asking.note)
@@ -135,7 +135,7 @@ def _planned_simulated_nodes(target: str, config: RunSpec) -> tuple[PlannedRun, 
     spec = DataSpec.from_data(config.task, data)
     if config.features:
         raw = RawInputs(spec.shape, spec.mean, spec.std, spec.vocabulary)
-        width = load_backbone(config.features, raw).width
+        width = config.features.model_width(load_backbone(config.features, raw).width)
         spec, public = spec.on_features(width), placeholder_features(config.public, public, width)
     made = PlannedRun(target, config.method, spec, public, config.nodes.models, notes)
     _require_public(made, "")

@@ -24,6 +24,8 @@ Model = Annotated[
     Parameter(help="the student's network as package.module:factory, if it is not part of fedstill"),
 ]
 
+Backbone = Annotated[str, Parameter(help="file of the student's backbone, if it has moved since the run")]
+
 
 def predict(
     run: RunFolder,
@@ -36,6 +38,7 @@ def predict(
     fit: Fit = False,
     channels: Channels = (),
     model: Model = None,
+    backbone: Backbone = "",
     as_json: AsJson = False,
 ) -> None:
     """Write the student's predictions for new data as a CSV file.
@@ -53,7 +56,7 @@ def predict(
     file = out or Path(f"{data.stem}-predictions.csv")
     if out is None and file.exists():
         raise FedstillError(f"{file} exists: --out names another file, or this one to replace it")
-    student = load(run, model)
+    student = load(run, model, backbone)
     options = EvaluationDataOptions(fit=fit, label=label, image=image, channels=channels)
     count = write_predictions(student, str(data), replace(options, words=student.about.words), file)
     if as_json:
@@ -76,6 +79,7 @@ def evaluate(
     channels: Channels = (),
     slices: NonNegativeInt = 0,
     model: Model = None,
+    backbone: Backbone = "",
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the student on other labeled data, in total and by site.
@@ -94,7 +98,7 @@ def evaluate(
     options = EvaluationDataOptions(
         root=root, fit=fit, label=label, image=image, channels=channels, slices=slices, sites=sites
     )
-    found = evaluate_student(run, data, options, model)
+    found = evaluate_student(run, data, options, model, backbone)
     if as_json:
         print_json(found)
         return
@@ -117,6 +121,7 @@ def export(
     kind: Annotated[str, Parameter(name="--format")],
     out: Path | None = None,
     model: Model = None,
+    backbone: Backbone = "",
     as_json: AsJson = False,
 ) -> None:
     """Export the student with its preprocessing to ONNX, TorchScript or Hugging Face.
@@ -133,7 +138,7 @@ def export(
     from fedstill.student.student_model import load
 
     default_name = export_format_by_name(kind).name  # before the run is read: a wrong format is seen at once
-    student = load(run, model)
+    student = load(run, model, backbone)
     folder = run if run.is_dir() else run.parent
     out = out or folder / default_name
     apart = export_student(student, kind, out)

@@ -7,6 +7,7 @@ form of the private data, or images generated from noise, which need no data at 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -76,8 +77,8 @@ class PublicData:
         labels: like the private data's targets, ``(N,)`` int64 for classes; None if unknown.
         note: remark for readers of a result.
         conversion: how they were converted to the form of the private data; empty: not at all.
-        moments: mean and standard deviation ``(F,)`` of their features before normalization, by which nodes
-            normalize theirs; None: no such normalization.
+        moments: moments of their features before normalization, by which nodes normalize theirs, named as in
+            :class:`~fedstill.models.backbones.FeatureScale`; None: no such normalization.
     """
 
     name: str
@@ -85,7 +86,7 @@ class PublicData:
     labels: torch.Tensor | None = None
     note: str = ""
     conversion: str = ""
-    moments: tuple[torch.Tensor, torch.Tensor] | None = None
+    moments: Mapping[str, torch.Tensor] | None = None
 
     __repr__ = brief_repr
 

@@ -4,7 +4,8 @@
 ``gan`` the generators and critics that methods add. ``extractor_head`` splits a network in two,
 ``module_utils`` copies it, sets its mode and flattens its state, ``attention_maps`` computes attention maps,
 ``vgg`` features for a perceptual loss. ``norm_layers`` has a group norm that is fast with channels last.
-``hugging_face`` loads models of that library. ``module_check`` checks whether a module can take part, and
+``hugging_face`` loads models of that library, ``backbones`` frozen networks whose features are the inputs of
+a run; ``principal_components`` reduces these. ``module_check`` checks whether a module can take part, and
 whether DP-SGD can train it.
 
 For existing models, ``model_config`` holds the options and ``custom_model`` builds the model: ``predictors``

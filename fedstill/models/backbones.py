@@ -35,6 +35,7 @@ from fedstill.core.text_format import format_shape
 from fedstill.models.custom_model import read_weights
 from fedstill.models.hugging_face import LOAD_ERRORS, PADDING, PREFIX, import_transformers, swap_padding
 from fedstill.models.image_classifiers import RandomConv, Scattering, UnitNorm
+from fedstill.models.principal_components import LEAST_DEVIATION, MIN_FEATURE_STD
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NETWORK_NAME = re.compile(r"[A-Za-z0-9_.]+")  # in timm and torchvision; others may name a hub
@@ -43,8 +44,6 @@ HEAD_NAMES = ("fc", "classifier", "heads", "head")  # of torchvision's networks
 EXPECTED = (
     "timm:NAME, torchvision:NAME, hf:FOLDER, a .onnx file, random-conv, scattering, or package.module:factory"
 )
-MIN_FEATURE_STD = 1e-6  # of a feature that does not vary
-LEAST_DEVIATION = 0.1  # of a feature, relative to the root mean square of all deviations
 ONNX_GRAPH = "fedstill::OnnxGraph"  # domain and name of the node that stands for an OnnxEncoder
 BACKBONE_KINDS = ("timm", "torchvision", "hf", "random-conv", "scattering")  # that import no custom code
 BACKBONES: Registry[Any] = Registry("backbone", {}, call_signature="shape")
@@ -90,6 +89,11 @@ class Features(CheckedOptions):
     moments under the backbone's last batch normalization, which needs no data. public: each feature by its
     moments on the public data. Private data are never used."""
 
+    components: NonNegativeInt = 0
+    """Number of principal components of the features that models take in place of all features; 0: all. Those
+    of the largest variance on the public data, and of variance 1 there. Needs normalize = "public", whose
+    mean and deviation they replace. Fewer inputs need fewer parameters, and so less noise under dp-sgd."""
+
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the backbone. auto: bfloat16 if the device computes in it, else float32."""
 
@@ -102,8 +106,28 @@ class Features(CheckedOptions):
     cache_gib: Annotated[float, Ge(0), "0 (no cache) or more"] = 20.0
     """Maximum size of the cache in GiB; 0: no cache. The features used least recently are deleted first."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.components and self.normalize != "public":
+            expected = '0, or features.normalize = "public", by whose data they are computed'
+            raise ArgumentError("features.components", self.components, expected)
+
     def __bool__(self) -> bool:
         return bool(self.backbone)
+
+    def model_width(self, width: int) -> int:
+        """Return the number of features that models take, of ``width`` features of the backbone.
+
+        Raises:
+            ArgumentError: there are fewer features than components.
+
+        >>> Features("random-conv", normalize="public", components=8).model_width(128)
+        8
+        """
+        if self.components > width:
+            expected = f"0 to {width}, the number of features of {self.backbone}"
+            raise ArgumentError("features.components", self.components, expected)
+        return self.components or width
 
     @property
     def is_custom(self) -> bool:
@@ -324,6 +348,12 @@ class Backbone(nn.Module):
         self.requires_grad_(False).eval()
         self.width = self._measured_width()
 
+    @property
+    def takes_shorter_texts(self) -> bool:
+        """True if token ids may be fewer than those of the run, so that padding need not be computed."""
+        encoder = self.network.network if isinstance(self.network, LayerOutput) else self.network
+        return isinstance(encoder, SentenceEncoder)
+
     def train(self, mode: bool = True) -> Backbone:
         """Stay in evaluation mode, in which batch normalization has fixed statistics."""
         super().train(False)
@@ -385,36 +415,50 @@ class FeatureScale(nn.Module):
         per_example: normalize each vector to mean 0 and variance 1.
         mean: mean of each feature ``(F,)``; None: not subtracted.
         std: standard deviation of each feature ``(F,)``.
+        projection: in place of ``std``, the projection ``(F, M)`` of centered features to M components
+            (:func:`~fedstill.models.principal_components.whitening_projection`).
     """
 
     mean: torch.Tensor
     std: torch.Tensor
+    projection: torch.Tensor
 
     def __init__(
-        self, per_example: bool = False, mean: torch.Tensor | None = None, std: torch.Tensor | None = None
+        self,
+        per_example: bool = False,
+        mean: torch.Tensor | None = None,
+        std: torch.Tensor | None = None,
+        projection: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.per_example, self.has_moments = per_example, mean is not None and std is not None
-        if mean is not None and std is not None:
+        self.per_example, self.is_centered = per_example, mean is not None
+        self.is_projected = projection is not None
+        if mean is not None:
             self.register_buffer("mean", mean.float())
+        if projection is not None:
+            self.register_buffer("projection", projection.float())
+        elif std is not None:
             self.register_buffer("std", std.float().clamp_min(MIN_FEATURE_STD))
 
     def forward(self, f: torch.Tensor) -> torch.Tensor:
-        """Return the normalized features."""
-        if self.has_moments:
+        """Return the normalized features, or the components ``(B, M)``."""
+        if self.is_projected:
+            return (f - self.mean) @ self.projection
+        if self.is_centered:
             return (f - self.mean) / self.std
         return F.layer_norm(f, f.shape[1:]) if self.per_example else f
 
 
 def make_scale(
-    normalize: str, backbone: Backbone, moments: tuple[torch.Tensor, torch.Tensor] | None
+    normalize: str, backbone: Backbone, moments: Mapping[str, torch.Tensor] | None
 ) -> FeatureScale:
     """Return the normalization ``features.normalize``.
 
     Args:
         normalize: the option.
         backbone: the backbone.
-        moments: mean and standard deviation ``(F,)`` of the features of public data, for ``"public"``.
+        moments: for ``"public"``, moments of the features of public data, named like the arguments of
+            :class:`FeatureScale`: ``mean`` and either ``std`` or ``projection``.
 
     Raises:
         ArgumentError: there are no moments, or the backbone has no batch normalization.
@@ -426,11 +470,18 @@ def make_scale(
     if moments is None:
         expected = "none, example or backbone, as there are no public data of the form of the private data"
         raise ArgumentError("features.normalize", "public", expected)
-    return FeatureScale(False, *moments)
+    return FeatureScale(False, **moments)
 
 
 def empty_scale(options: Features, width: int) -> FeatureScale:
-    """Return a normalization of features whose moments are yet to be loaded."""
+    """Return a normalization of ``width`` features whose moments are yet to be loaded.
+
+    Raises:
+        ArgumentError: there are fewer features than ``features.components``.
+    """
+    if options.components:
+        projection = torch.zeros(width, options.model_width(width))
+        return FeatureScale(False, torch.zeros(width), projection=projection)
     if options.normalize in ("backbone", "public"):
         return FeatureScale(False, torch.zeros(width), torch.ones(width))
     return FeatureScale(options.normalize == "example")

@@ -44,7 +44,7 @@ def own_features(file: NodeFile, folder: Path, spec: DataSpec) -> FeaturePlan:
         FedstillError: the backbone cannot be loaded, or does not take the inputs.
     """
     backbone = _load(file.features, folder, spec, "cpu")
-    return FeaturePlan.from_backbone(backbone, file.features.normalize)
+    return FeaturePlan.from_backbone(backbone, file.features)
 
 
 def _load(options: Features, folder: Path, spec: DataSpec, device: str) -> Backbone:
@@ -81,7 +81,7 @@ def load_run_backbone(file: NodeFile, folder: Path, plan: RunPlan, compute: Comp
         return None
     precision = planned.precision if options.precision == "auto" else options.precision
     backbone = _load(replace(options, precision=precision), folder, plan.spec, str(compute.device))
-    own = FeaturePlan.from_backbone(backbone, options.normalize)
+    own = FeaturePlan.from_backbone(backbone, options)
     refuse(file.name, "join", refusal_reason(options.backbone, own, planned))
     return backbone
 
@@ -94,7 +94,7 @@ def compute_own_features(
     public: PublicData | None,
     compute: Compute,
 ) -> TensorData:
-    """Return a node's examples with normalized features as inputs ``(N, F)``.
+    """Return a node's examples with normalized features as inputs ``(N, F)``, or components ``(N, M)``.
 
     Args:
         data: the examples, in the form of the run's inputs.

@@ -90,7 +90,7 @@ class FolderCheck:
         """Spec of what the model takes: the data, or features of them."""
         if self.spec is None or self.features is None:
             return self.spec
-        return self.spec.on_features(self.features.width)
+        return self.spec.on_features(self.features.model_width)
 
 
 def check_folder(
@@ -148,7 +148,7 @@ def _check_folder(folder: Path, spec: DataSpec | None, task: TaskConfig | None, 
         model_spec: DataSpec | None = require_spec
         if file.features:
             features = attempt("features", lambda: own_features(file, folder, require_spec))
-            model_spec = None if features is None else require_spec.on_features(features.width)
+            model_spec = None if features is None else require_spec.on_features(features.model_width)
         if model_spec is not None:
             model = attempt("model", lambda: make_model(file, folder, model_spec))
         attempt("model", lambda: load_perceptual(file, folder, require_spec))

@@ -13,7 +13,7 @@ from typing import Literal
 
 from fedstill.core.errors import ArgumentError
 from fedstill.core.text_format import format_shape
-from fedstill.models.backbones import Backbone
+from fedstill.models.backbones import Backbone, Features
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class FeaturePlan:
         size: height and width that the network receives; empty for texts and fixed filters.
         mean, std: normalization of pixels that the network expects, per channel.
         normalize: normalization of the features, as ``features.normalize``.
+        components: M, the number of components that the models take in place of all features; 0: all.
         precision: precision of the network.
-        width: F, the number of features.
+        width: F, the number of features of the network.
         digest: hash of weights, architecture and preprocessing.
 
     Raises:
@@ -40,6 +41,7 @@ class FeaturePlan:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     normalize: Literal["none", "example", "backbone", "public"]
+    components: int
     precision: Literal["float32", "bfloat16"]
     width: int
     digest: str
@@ -56,14 +58,25 @@ class FeaturePlan:
                 raise ArgumentError(f"features.{name}", values, "finite numbers, one per channel")
         if not 1 <= self.width < 2**31:
             raise ArgumentError("features.width", self.width, "1 or more, below 2**31")
+        most = self.width if self.normalize == "public" else 0
+        if not 0 <= self.components <= most:
+            expected = f"0 to {most}, with {self.width} features and normalize = {self.normalize}"
+            raise ArgumentError("features.components", self.components, expected)
         if not re.fullmatch(r"[0-9a-f]{32}", self.digest):
             raise ArgumentError("features.digest", self.digest, "32 hexadecimal digits")
 
+    @property
+    def model_width(self) -> int:
+        """Number of features that the models take."""
+        return self.components or self.width
+
     @classmethod
-    def from_backbone(
-        cls, backbone: Backbone, normalize: Literal["none", "example", "backbone", "public"]
-    ) -> FeaturePlan:
-        """Return the plan of a run on the features of a backbone."""
+    def from_backbone(cls, backbone: Backbone, options: Features) -> FeaturePlan:
+        """Return the plan of a run on the features of a backbone, normalized as the options say.
+
+        Raises:
+            ArgumentError: the backbone has fewer features than ``features.components``.
+        """
         identity = backbone.identity
         pixels = {name: tuple(identity["pixels"].get(name, ())) for name in ("mean", "std")}
         return cls(
@@ -71,7 +84,8 @@ class FeaturePlan:
             layer=identity["layer"],
             size=tuple(identity["size"]),
             **pixels,
-            normalize=normalize,
+            normalize=options.normalize,
+            components=options.components,
             precision=backbone.precision,
             width=backbone.width,
             digest=backbone.digest,
@@ -83,7 +97,7 @@ class FeaturePlan:
         The node's value is not in the text, which the server gets.
 
         >>> from dataclasses import replace
-        >>> plan = FeaturePlan("timm:x", "", (64, 64), (0.5,), (0.5,), "none", "float32", 8, "0" * 32)
+        >>> plan = FeaturePlan("timm:x", "", (64, 64), (0.5,), (0.5,), "none", 0, "float32", 8, "0" * 32)
         >>> plan.difference(replace(plan, size=(32, 32), digest="1" * 32))
         'features.size (in the run 64 x 64)'
         >>> plan.difference(replace(plan, digest="1" * 32))
@@ -96,6 +110,7 @@ class FeaturePlan:
             "mean": list(self.mean),
             "std": list(self.std),
             "normalize": self.normalize,
+            "components": self.components,
             "precision": self.precision,
         }
         for name, value in values.items():

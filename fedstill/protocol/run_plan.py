@@ -25,10 +25,11 @@ from fedstill.core.config_tables import read_table, to_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.name_normalization import check_run_name
+from fedstill.core.text_format import format_shape
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
 from fedstill.data.table_data import check_features
-from fedstill.models.backbones import MIN_FEATURE_STD
+from fedstill.models.principal_components import MIN_FEATURE_STD
 from fedstill.protocol.digests import digest
 from fedstill.protocol.feature_plan import FeaturePlan
 from fedstill.protocol.local_config import LocalConfig
@@ -39,7 +40,7 @@ from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import WireConfig
 
 FORMAT = 1
-MOMENTS = ("mean", "std")  # names of the moments of public features
+MOMENTS = ("mean", "std", "projection")  # names of the moments of public features
 MAX_MOMENT = 1e6  # largest absolute value of a moment
 PUBLIC_TENSORS = ("inputs", "labels", *MOMENTS)
 
@@ -159,7 +160,7 @@ def _sum_if_limited(limits: list[int]) -> int:
     return sum(limits) if all(limits) else 0
 
 
-PROTOCOL = 9  # version of the messages between a server and a node
+PROTOCOL = 10  # version of the messages between a server and a node
 PLAN_FILE = "plan.json"  # plan of a run, in its folder at a node
 
 
@@ -208,7 +209,7 @@ class RunPlan:
     @property
     def model_spec(self) -> DataSpec:
         """Spec of what the models take: the inputs, or features of them."""
-        return self.spec if self.features is None else self.spec.on_features(self.features.width)
+        return self.spec if self.features is None else self.spec.on_features(self.features.model_width)
 
     def make_method(self) -> Any:
         """Return the method with its options, checked."""
@@ -311,29 +312,35 @@ def read_public(plan: RunPlan, tensors: Mapping[str, Any], max_rows: int) -> Pub
     public = None
     if "inputs" in tensors:
         name, note = plan.public_note
-        moments = tuple(tensors[each] for each in MOMENTS if each in tensors)
         public = PublicData(name, tensors["inputs"], tensors.get("labels"), note)
         check_public(public, plan.model_spec, max_rows)
         if plan.features is not None and plan.features.normalize == "public":
-            public = replace(public, moments=_check_moments(moments, plan.features.width))
+            moments = {each: tensors[each] for each in MOMENTS if each in tensors}
+            public = replace(public, moments=_check_moments(moments, plan.features))
     if public_fingerprint(public) != plan.public:
         raise DataError("the public data that came are not those of the plan")
     return public
 
 
-def _check_moments(moments: tuple[torch.Tensor, ...], width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return received mean and standard deviation of public features.
+def _check_moments(moments: Mapping[str, torch.Tensor], features: FeaturePlan) -> Mapping[str, torch.Tensor]:
+    """Return received moments of public features: their mean, and their deviation or projection.
 
     Extreme values would make some features infinite, and failures would tell a server which.
     """
-    is_sound = len(moments) == 2 and all(
-        each.dtype == torch.float32 and each.shape == (width,) and bool((each.abs() <= MAX_MOMENT).all())
-        for each in moments
+    shapes: dict[str, tuple[int, ...]] = {"mean": (features.width,), "std": (features.width,)}
+    if features.components:
+        shapes = {"mean": (features.width,), "projection": (features.width, features.components)}
+    is_sound = moments.keys() == shapes.keys() and all(
+        moment.dtype == torch.float32
+        and moment.shape == shapes[name]
+        and bool((moment.abs() <= MAX_MOMENT).all())
+        for name, moment in moments.items()
     )
-    if not is_sound or not (moments[1] >= MIN_FEATURE_STD).all():
-        expected = f"{width} float32 each, up to {MAX_MOMENT:g}, and deviations from {MIN_FEATURE_STD:g}"
-        raise DataError(f"public data lack mean and deviation of their features (expected {expected})")
-    return moments[0], moments[1]
+    if not is_sound or ("std" in moments and not (moments["std"] >= MIN_FEATURE_STD).all()):
+        sizes = " and ".join(f"{name} of {format_shape(shape)}" for name, shape in shapes.items())
+        expected = f"{sizes}, float32, up to {MAX_MOMENT:g}, and deviations from {MIN_FEATURE_STD:g}"
+        raise DataError(f"public data lack moments of their features (expected {expected})")
+    return moments
 
 
 def check_public(public: PublicData, spec: DataSpec, max_rows: int) -> None:
@@ -365,5 +372,4 @@ def check_public(public: PublicData, spec: DataSpec, max_rows: int) -> None:
 def public_tensors(public: PublicData) -> dict[str, Any]:
     """Return public data as named tensors: ``inputs``, and ``labels`` and moments if there are any."""
     labels = {} if public.labels is None else {"labels": public.labels}
-    moments = {} if public.moments is None else dict(zip(MOMENTS, public.moments, strict=True))
-    return {"inputs": public.inputs, **labels, **moments}
+    return {"inputs": public.inputs, **labels, **(public.moments or {})}

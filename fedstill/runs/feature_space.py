@@ -29,6 +29,7 @@ from fedstill.models.backbones import (
     make_scale,
     raise_small_deviations,
 )
+from fedstill.models.principal_components import whitening_projection
 from fedstill.protocol.feature_plan import FeaturePlan
 from fedstill.runs.data_digests import digest_examples, digest_run_data
 
@@ -55,15 +56,21 @@ class FeatureSpace:
 
     def to_plan(self) -> FeaturePlan:
         """Return what remote nodes get to know."""
-        return FeaturePlan.from_backbone(self.backbone, self.options.normalize)
+        return FeaturePlan.from_backbone(self.backbone, self.options)
+
+    @property
+    def width(self) -> int:
+        """Number of features that the models take."""
+        return self.options.model_width(self.backbone.width)
 
     def to_record(self) -> dict[str, Any]:
         """Return the entry of the backbone in a run's description."""
         return {
             "backbone": self.options.backbone,
             "digest": self.backbone.digest,
-            "features": self.backbone.width,
+            "features": self.width,
             "normalize": self.options.normalize,
+            "components": self.options.components,
             "precision": self.backbone.precision,
         }
 
@@ -74,18 +81,23 @@ UNNORMALIZED = (
 )
 
 
-def public_moments(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and standard deviation ``(F,)`` of the features of public data ``(N, F)``.
+def public_moments(features: torch.Tensor, components: int) -> dict[str, torch.Tensor]:
+    """Return moments of the features of public data ``(N, F)``: ``mean`` ``(F,)``, and ``std`` ``(F,)``.
 
-    Small deviations are raised (:func:`~fedstill.models.backbones.raise_small_deviations`).
+    With components, there is a ``projection`` ``(F, M)`` in place of ``std``
+    (:func:`~fedstill.models.principal_components.whitening_projection`). Small deviations are raised
+    (:func:`~fedstill.models.backbones.raise_small_deviations`).
 
     Raises:
-        ArgumentError: there are fewer than 2.
+        ArgumentError: there are fewer than 2, or fewer components vary on them.
     """
     if len(features) < 2:  # one has no deviation
         expected = "2 public examples or more, or another normalization"
         raise ArgumentError("features.normalize", "public", expected)
-    return features.double().mean(0), raise_small_deviations(features.double().std(0))
+    mean = features.double().mean(0)
+    if components:
+        return {"mean": mean, "projection": whitening_projection(features, components)}
+    return {"mean": mean, "std": raise_small_deviations(features.double().std(0))}
 
 
 def to_feature_space(
@@ -112,13 +124,19 @@ def to_feature_space(
         progress: show a progress bar.
 
     Raises:
-        FedstillError: the backbone cannot be loaded, or does not take the inputs.
+        FedstillError: the backbone cannot be loaded, or does not take the inputs; or there are too few public
+            examples for the normalization.
     """
     digests = digest_examples(parts), digest_run_data(parts, test, public)
     shared = [] if public is None else [public.inputs]
+    _check_shapes(raw.shape, public, test, parts)
     inputs = [*shared, test.inputs, *(part.inputs for part in parts)]
     backbone = load_backbone(options, raw, str(compute.device))
     is_public = options.normalize == "public" and bool(shared)
+    width = options.model_width(backbone.width)
+    if public is not None and 0 < len(public) <= options.components:
+        expected = f"below {len(public)}, the number of public examples"
+        raise ArgumentError("features.components", options.components, expected)
     scale = None if is_public else make_scale(options.normalize, backbone, None)  # refuses before any work
     cache = FeatureCache.from_options(options, backbone)
     with ProgressBar(progress) as bars:
@@ -131,14 +149,15 @@ def to_feature_space(
             progress=partial(bars.update, "features"),
         )
     if scale is None:
-        scale = make_scale(options.normalize, backbone, public_moments(features[0]))
+        moments = public_moments(features[0], options.components)
+        scale = make_scale(options.normalize, backbone, moments)
     with torch.no_grad():
         features = [scale(each) for each in features]
     if public is not None:
-        moments = (scale.mean, scale.std) if is_public else None
-        public = replace(public, inputs=features.pop(0), moments=moments)
+        used = dict(scale.named_buffers()) if is_public else None
+        public = replace(public, inputs=features.pop(0), moments=used)
     elif public_config.name == GAUSSIAN:
-        public = gaussian_features(public_config, backbone.width)
+        public = gaussian_features(public_config, width)
     notes = list(cache.notes)
     if public is not None and public_config.name == GAUSSIAN and options.normalize == "none":
         notes.append(UNNORMALIZED)
@@ -148,13 +167,24 @@ def to_feature_space(
     return new_parts, replace(test, inputs=tested), public, space
 
 
+def _check_shapes(
+    shape: tuple[int, ...], public: PublicData | None, test: TensorData, parts: Sequence[TensorData]
+) -> None:
+    named = {"public data": public, "test data": test}
+    named |= {f"data of node {index}": part for index, part in enumerate(parts)}
+    for name, examples in named.items():
+        found = shape if examples is None else tuple(examples.inputs.shape[1:])
+        if found != shape:
+            raise ArgumentError(f"shape of {name}", found, f"{shape}, as the backbone takes them")
+
+
 def placeholder_features(config: PublicConfig, public: PublicData | None, width: int) -> PublicData | None:
     """Return public data of a run with zeros as features, whose number is enough for its privacy cost.
 
     Args:
         config: source of the public data.
         public: public data before features, or None.
-        width: number of features.
+        width: number of features that the models take.
     """
     if public is None:
         return gaussian_features(config, width) if config.name == GAUSSIAN else None

@@ -31,6 +31,7 @@ from fedstill.models.backbones import (
     empty_scale,
     load_backbone,
 )
+from fedstill.models.hugging_face import PREFIX
 from fedstill.runs.build import Setting, input_shape, normalization
 from fedstill.runs.spec import load_toml
 from fedstill.tasks import Task
@@ -132,23 +133,57 @@ class StudentFile:
         if not self.features:
             return build(model_name, spec.shape, len(spec.classes), 0, "student", vocabulary=spec.vocabulary)
         backbone = self._backbone(custom_backbone)
+        width = self.features.model_width(backbone.width)
         if isinstance(given, nn.Module):
             head = given
         else:
-            head = build(model_name, (backbone.width,), len(spec.classes), 0, "student")
+            head = build(model_name, (width,), len(spec.classes), 0, "student")
         return BackboneWithHead(backbone, ScaledHead(empty_scale(self.features, backbone.width), head))
+
+    def with_backbone(self, path: str) -> StudentFile:
+        """Return the description with another path of the backbone's file, or of its folder for ``hf:``.
+
+        Raises:
+            ArgumentError: the backbone needs no file, or the path is none of such a file.
+        """
+        features, option = self.features, by_caller("--backbone", "backbone", "backbone")
+        is_hugging_face, is_onnx = features.backbone.startswith(PREFIX), features.backbone.endswith(".onnx")
+        if not (is_hugging_face or is_onnx or features.weights):
+            expected = f"none, as {features.backbone} needs no file" if features else "none, as it has none"
+            raise ArgumentError(option, path, expected)
+        found = Path(path).expanduser()
+        if not found.exists() or (is_onnx and not path.endswith(".onnx")):
+            raise ArgumentError(option, path, "an existing .onnx file" if is_onnx else "an existing path")
+        if is_onnx:
+            return replace(self, features=replace(features, backbone=path))
+        if is_hugging_face and found.is_dir():
+            return replace(self, features=replace(features, backbone=PREFIX + path))
+        return replace(self, features=replace(features, weights=path))
+
+    def _require_backbone_files(self) -> None:
+        """Raise an error that names the option of another path if the backbone's file is missing."""
+        backbone, weights = self.features.backbone, self.features.weights
+        is_path = backbone.startswith(PREFIX) or backbone.endswith(".onnx")
+        for path in (backbone.removeprefix(PREFIX) if is_path else "", weights):
+            if path and not Path(path).expanduser().exists():
+                option = by_caller("--backbone FILE", "backbone=", "backbone=")
+                raise ArgumentError(
+                    "the student's backbone", path, f"an existing file; or name it with {option}"
+                )
 
     def _backbone(self, custom: str) -> Backbone:
         """Load the backbone, and check that it is the one of the run."""
         name, spec = self.features.backbone, self.spec_or_error
+        self._require_backbone_files()
         if self.features.is_custom and name != custom:
             allowed = "one of fedstill's own; a custom one is imported for the folder of its run only"
             raise ArgumentError("the student's backbone", name, allowed)
         backbone = load_backbone(self.features, RawInputs(spec.shape, spec.mean, spec.std, spec.vocabulary))
         if backbone.digest != self.backbone_digest:
+            option = by_caller("--backbone FILE", "backbone=", "backbone=")
             raise ModelError(
                 f"backbone {name} differs from the one of the run: its digest is {backbone.digest} (expected "
-                f"{self.backbone_digest}; features.weights names the file of its weights)"
+                f"{self.backbone_digest}; {option} names the file of the run's backbone)"
             )
         return backbone
 
@@ -215,7 +250,7 @@ def network_name(network: nn.Module, task: Task, shape: tuple[int, ...], vocabul
 
 
 def read(
-    path_or_folder: str | Path, model: nn.Module | type | str | None = None
+    path_or_folder: str | Path, model: nn.Module | type | str | None = None, backbone: str = ""
 ) -> tuple[nn.Module, StudentFile]:
     """Load a run's student, in evaluation mode on the CPU.
 
@@ -224,6 +259,7 @@ def read(
         model: a network that gets the weights, or the name of one; None builds the network named in the file.
             A custom network that is not named here is imported only for a run's folder whose ``config.toml``
             names it, too: a file alone imports nothing.
+        backbone: file (or folder) of the backbone, if it has moved since the run; empty: that of the run.
 
     Returns:
         The network, and the file's description.
@@ -254,6 +290,7 @@ def read(
     about = StudentFile.parse(metadata, str(path), own[1:])
     local = {name: getattr(run_features, name) for name in LOCAL_OPTIONS}  # the defaults for a file alone
     about = replace(about, features=replace(about.features, **local))
+    about = about.with_backbone(backbone) if backbone else about
     about.spec_or_error  # noqa: B018
     network = about.network("" if model is None else model, "".join(own[:1]), run_features.backbone)
     try:

@@ -350,14 +350,15 @@ class PortableStudent(nn.Module):
 
 
 @use_torch_defaults()
-def load(path: str | Path, model: nn.Module | str | None = None) -> StudentModel:
+def load(path: str | Path, model: nn.Module | str | None = None, backbone: str | Path = "") -> StudentModel:
     """Load the student of a run, with its preprocessing, in evaluation mode.
 
     Args:
-        path: folder of a run, or its ``student.safetensors``, which is sufficient. A backbone's file must be
-            where the run found it.
+        path: folder of a run, or its ``student.safetensors``, which is sufficient.
         model: a network of its architecture, or the name of one, if the file names custom code, which is
             never imported by itself (:func:`fedstill.runs.student_file.read`).
+        backbone: file of the backbone, or folder of a Hugging Face model, if it is not where the run found
+            it. It must be the same: its digest is compared.
 
     Returns:
         The student, which takes raw inputs.
@@ -370,7 +371,7 @@ def load(path: str | Path, model: nn.Module | str | None = None) -> StudentModel
         student = fedstill.load("runs/digits")
         logits = student(images)  # uint8 (N, 1, 28, 28)
     """
-    return StudentModel(*read(path, model))
+    return StudentModel(*read(path, model, str(backbone)))
 
 
 def export_metadata(student: StudentModel) -> dict[str, Any]:

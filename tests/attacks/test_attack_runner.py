@@ -1,4 +1,4 @@
-"""All attacks on a run, with one file of results and one section of the report."""
+"""All attacks on a run, with one result file and one section of the report."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_leakage(folder: Path) -> dict[str, Any]:
 
 
 def results_by_attack(leakage: dict[str, Any]) -> dict[str, Any]:
-    """Return the results by attack name."""
+    """Index the results by attack name."""
     return {each["name"]: each["result"] for each in leakage["attacks"]}
 
 
@@ -142,7 +142,7 @@ def test_config_round_trips_through_table() -> None:
 
 @dataclass(frozen=True)
 class Keeper(Attack):
-    """Counts releases; with ``odd`` its record is not JSON."""
+    """Attack that counts releases; with ``odd``, its record cannot be written as JSON."""
 
     title: ClassVar[str] = "Releases of nodes"
     odd: bool = False

@@ -1,4 +1,4 @@
-"""The command `fedstill privacy audit`: table, file, and exit code for a refuted claim."""
+"""The command `fedstill privacy audit`: table, file, and exit code if a claim is refuted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BROKEN = AuditFinding("counts", "noisy label counts", 2.0, 2.5, None, True, 1, 0
 
 @pytest.fixture
 def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Seeds of the audits that ran."""
+    """Replace the audits by stubs and return the list of their seeds."""
     run: list[int] = []
 
     def finds(finding: AuditFinding) -> mechanism_audits.Audit:

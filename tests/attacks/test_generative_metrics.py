@@ -1,4 +1,4 @@
-"""FID, KID, inception scores and feature extractors: by hand, against torchmetrics, and by quality."""
+"""FID, KID, inception scores and feature extractors: by hand, against torchmetrics, and by image quality."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gauss(count: int, seed: int, size: int = 5) -> torch.Tensor:
 
 
 def mixed(count: int, seed: int, size: int = 5) -> torch.Tensor:
-    """Vectors whose dimensions depend on each other, far from zero."""
+    """Return vectors with correlated dimensions and a mean far from zero."""
     return gauss(count, seed, size) @ gauss(size, seed + 500, size) + gauss(1, seed + 900, size)
 
 
@@ -36,7 +36,7 @@ def mixed(count: int, seed: int, size: int = 5) -> torch.Tensor:
 
 
 def test_fid_by_hand() -> None:
-    """Independent dimensions: (m_x - m_y)^2 + (s_x - s_y)^2 of each, summed."""
+    """For independent dimensions, FID is the sum of (m_x - m_y)^2 + (s_x - s_y)^2."""
     corners = torch.tensor([[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]])  # variances 4/3
     other = corners * torch.tensor([3.0, 0.5]) + torch.tensor([1.0, -2.0])
     expected = 1 + 4 + 4 / 3 * ((1 - 3) ** 2 + (1 - 0.5) ** 2)
@@ -71,7 +71,7 @@ def test_kid_matches_torchmetrics() -> None:
 
 
 def test_inception_score_by_hand() -> None:
-    """p(y | x) = (3/4, 1/4) and (1/4, 3/4), p(y) = (1/2, 1/2): KL is 3/4 ln 3/2 + 1/4 ln 1/2 of both."""
+    """p(y | x) is (3/4, 1/4) and (1/4, 3/4), p(y) = (1/2, 1/2): both have KL 3/4 ln 3/2 + 1/4 ln 1/2."""
     logits = torch.tensor([[0.75, 0.25], [0.25, 0.75]], dtype=torch.float64).log()
     expected = math.exp(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
     assert inception_score(logits) == pytest.approx(expected, rel=1e-12)
@@ -89,7 +89,7 @@ def test_inception_score_matches_torchmetrics(seed: int, n: int, classes: int, s
     logits = scale * gauss(n, seed, classes)
     score = inception_score(logits)
     assert 1 - 1e-9 <= score <= min(n, classes) + 1e-9
-    if scale < 1e4:  # where torchmetrics has 0 log 0
+    if scale < 1e4:  # torchmetrics computes 0 log 0 otherwise
         metric = InceptionScore(feature=Given(), splits=1)
         metric.update(logits)
         assert score == pytest.approx(float(metric.compute()[0]), rel=1e-6)
@@ -114,7 +114,7 @@ def test_inception_scores_use_each_models_outputs() -> None:
     models = {"north": Knows(4), "south": Knows(1)}
     scores = inception_scores(images, models)
     assert scores == {"north": pytest.approx(4.0), "south": pytest.approx(1.0)}
-    assert models["north"].training, "as it was"
+    assert models["north"].training, "the training mode is restored"
 
 
 def test_inception_score_rejects_nan() -> None:
@@ -147,11 +147,11 @@ def test_penultimate_features_are_last_layer_inputs() -> None:
     before = space(x)
     with torch.no_grad():
         net[-3].weight.zero_()
-    torch.testing.assert_close(space(x), before, msg="the network as it was")
+    torch.testing.assert_close(space(x), before, msg="the network is not changed")
 
 
 class Branched(nn.Module):
-    """Layers in another order than in the forward pass, batch norm, and a final convolution."""
+    """Network with batch norm, a final convolution, and layers registered in another order than they run."""
 
     def __init__(self) -> None:
         super().__init__()

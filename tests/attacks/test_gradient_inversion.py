@@ -1,4 +1,4 @@
-"""Gradient inversion of releases of the protocol: all parameters, a part, later rounds, Adam."""
+"""Gradient inversion of observed releases: all parameters, a part of them, later rounds, and Adam."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_attacked_update_equals_release() -> None:
     first, second = held(again, 2)
     assert first.release.is_gradient
     own = first.release.compute_target(first.data.inputs, first.data.targets)
-    for name, slope in own.items():
-        assert torch.allclose(slope, first.release.target[name], atol=1e-4), name
+    for name, value in own.items():
+        assert torch.allclose(value, first.release.target[name], atol=1e-4), name
     other = first.release.compute_target(second.data.inputs, second.data.targets)
     assert not all(
-        torch.allclose(slope, first.release.target[name], atol=1e-4) for name, slope in other.items()
+        torch.allclose(value, first.release.target[name], atol=1e-4) for name, value in other.items()
     )
-    # Each victim has an image of another node.
+    # Each victim has an image from the data of its node.
     for victim, part in zip((first, second), again.parts, strict=False):
         assert (part.inputs == victim.data.inputs).flatten(1).all(1).any()
 
@@ -74,7 +74,7 @@ def test_several_steps_give_update_target() -> None:
     nodes = {"models": ["mlp:32"], "local": local, "policy": {"outputs_only": False}}
     (victim,) = held(replay(FEDAVG, nodes=nodes), 1)
     assert not victim.release.is_gradient
-    assert len(victim.release.schedule.rates) == 2  # 4 epochs of one image in batches of one, over 2 rounds
+    assert len(victim.release.schedule.rates) == 2  # 4 epochs of one image, batch size 1, in 2 rounds
     own = victim.release.compute_target(victim.data.inputs, victim.data.targets)
     for name, moved in own.items():
         assert torch.allclose(moved, victim.release.target[name], atol=1e-5), name

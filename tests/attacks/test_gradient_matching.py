@@ -1,4 +1,4 @@
-"""Gradient matching succeeds where theory predicts it, and fails when it is weakened."""
+"""Gradient matching succeeds where theory predicts it and fails when it is weakened."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ STRONG = replace(IDLG, restarts=1, steps=12)
 def count_recovered(
     config: ImageSearchConfig, first: int, last: int, believed: float = 0.0
 ) -> tuple[int, int]:
-    """Return how many Fashion-MNIST images, alone in a batch, are recovered above 30 dB, and their labels.
+    """Attack single Fashion-MNIST images; return how many are above 30 dB, and how many labels are correct.
 
-    ``believed`` is the label smoothing that the attack assumes; the gradients have none.
+    ``believed`` is the label smoothing assumed by the attack; the gradients use none.
     """
     data = load(make_data_config("fashion-mnist", root=str(PACKS))).train
     model, good, right = build("sigmoid-lenet", (1, 28, 28), 10, 0), 0, 0
@@ -62,7 +62,7 @@ def count_recovered(
 
 @needs_fashion
 def test_recovers_image_from_full_gradient() -> None:
-    assert count_recovered(STRONG, 0, 2) == (2, 2)  # at 47 and 50 dB
+    assert count_recovered(STRONG, 0, 2) == (2, 2)  # 47 and 50 dB
 
 
 @needs_fashion
@@ -165,24 +165,25 @@ def test_counts_labels_of_batch(smoothing: float) -> None:
     assert read_labels(release, DIGIT, 8).tolist() == [0, 2, 2, 2, 2, 7, 7, 9]
 
 
-# --- measures -------------------------------------------------------------------------------------
+# --- metrics --------------------------------------------------------------------------------------
 
 
 def test_psnr_uses_all_channels() -> None:
     true = torch.zeros(2, 3, 4, 4)
     recovered = true.clone()
-    recovered[0] += 0.2  # of a range of 2: an error of 0.1 everywhere
+    recovered[0] += 0.2  # for a range of 2, an error of 0.1 in each value
     recovered[1, 0] += 0.2  # in one channel of three
     values = psnr(recovered, true).tolist()
-    assert values[0] == pytest.approx(20.0, abs=1e-4)  # and not 24.77, the error divided by channels again
+    assert values[0] == pytest.approx(20.0, abs=1e-4)  # not 24.77, which divides by the channels twice
     assert values[1] == pytest.approx(20 + 10 * math.log10(3), abs=1e-4)
-    assert psnr(true, true).tolist() == pytest.approx([100.0, 100.0])  # as of reconstructions
+    # the maximum, as for reconstruction tasks
+    assert psnr(true, true).tolist() == pytest.approx([100.0, 100.0])
 
 
 def test_pixel_range_per_channel() -> None:
     pixels = PixelRange(torch.tensor([0.0, -2.0]).view(2, 1, 1), torch.tensor([1.0, 2.0]).view(2, 1, 1))
     true = torch.zeros(1, 2, 1, 1)
-    # Errors of 0.1 and 0.4 are a tenth of the range each.
+    # Errors of 0.1 and 0.4 are both 10 % of the range.
     assert psnr(torch.tensor([0.1, 0.4]).view(1, 2, 1, 1), true, pixels).item() == pytest.approx(
         20.0, abs=1e-4
     )

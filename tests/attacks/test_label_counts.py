@@ -1,4 +1,4 @@
-"""Label counts of a run compared with the truth, by hand."""
+"""Label counts of a run, compared with the true counts by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTS = [labeled(5, 0, 5), labeled(2, 4, 2), labeled(0, 0, 3)]
 
 
 def test_counts_by_hand() -> None:
-    """The shares of node-1's 10 released counts are 0.4, 0.4 and 0.2 against 0.25, 0.5 and 0.25."""
+    """The shares of the 10 counts released by node-1 are 0.4, 0.4, 0.2; the true ones 0.25, 0.5, 0.25."""
     experiment = Simulation(setting(Standalone(), parts=PARTS, classes=("cyst", "naevus", "wart")))
     released = {"node-1": torch.tensor([4.0, 4.0, 2.0]), "node-0": torch.tensor([5.0, 0.0, 5.0])}
     exact, noised = comparison = compare_counts(released, experiment)
@@ -61,7 +61,7 @@ TRUE = torch.tensor([50.0, 30.0, 20.0, 0.0])
 
 
 def test_noisy_counts_by_hand() -> None:
-    """The counts 40, 40, 0 and 0 of 80 released are shares 0.5, 0.5, 0, 0 against 0.5, 0.3, 0.2, 0."""
+    """The released counts 40, 40, 0, 0 are shares 0.5, 0.5, 0, 0; the true ones 0.5, 0.3, 0.2, 0."""
     comparison = compare_histograms(torch.tensor([40.0, 40.0, 0.0, 0.0]), TRUE, ["a", "b", "c", "d"])
     assert not comparison["exact"]
     assert comparison["total_variation"] == pytest.approx(0.2)

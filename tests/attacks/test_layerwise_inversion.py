@@ -26,7 +26,7 @@ def fashion(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def with_other_extractor(release: ObservedUpdate, extractor: nn.Module) -> ObservedUpdate:
-    """Return the release with another network's extractor, as an adversary without the node's one has it."""
+    """Replace the extractor of the release, as if the adversary did not know that of the node."""
     model = copy.deepcopy(release.model)
     split_model(model, "model").extractor.load_state_dict(
         split_model(extractor, "other").extractor.state_dict()
@@ -40,11 +40,11 @@ def images_(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def max_row_error(estimate: torch.Tensor, true: torch.Tensor) -> float:
-    """Largest relative distance of a true row from the nearest recovered one."""
+    """Return the largest relative distance of a true row from the nearest recovered row."""
     return float(((estimate[:, None] - true).norm(dim=2) / true.norm(dim=1)).amin(0).max())
 
 
-# --- what follows without any search --------------------------------------------------------------
+# --- exact results without optimization -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -56,7 +56,7 @@ def test_factorizes_gradient_exactly(count: int, precision: torch.dtype) -> None
     factors, deltas = factor_gradient(release.target["7.weight"], release.target["7.bias"], count)
     true = split_model(model, "model").extractor(inputs.to(precision)).detach().double()
     assert max_row_error(factors, true) < 1e-4
-    assert int((factors > 0).sum()) == int((true > 0).sum()), "rounding must not make units fire"
+    assert int((factors > 0).sum()) == int((true > 0).sum()), "rounding must not activate units"
     torch.testing.assert_close(deltas.sum(0), release.target["7.bias"].double(), rtol=0, atol=1e-6)
 
 
@@ -93,7 +93,7 @@ def test_recovers_label_of_each_image(part: ModelPart, smoothing: float) -> None
     assert layerwise_inversion._infer_labels(release, factors, deltas)[order].equal(targets)
 
 
-# --- the softened network -------------------------------------------------------------------------
+# --- smoothed network -----------------------------------------------------------------------------
 
 
 def test_sharp_network_matches_original() -> None:

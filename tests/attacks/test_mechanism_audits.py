@@ -1,4 +1,4 @@
-"""Audits of real nodes: sound mechanisms stay below their claims, and faults are detected."""
+"""Audits of real nodes: correct mechanisms stay below their claims, and faults are detected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from fedstill.runs import spec
 MakeDistinguisher = Callable[..., Distinguisher]
 Fault = Callable[[pytest.MonkeyPatch], None]
 
-# Distinguisher, minimum share of the claimed epsilon that it proves, and runs.
+# Distinguisher, minimum share of the claimed epsilon that it must show, and number of runs.
 RELEASES: dict[str, tuple[MakeDistinguisher, float, int]] = {
     "counts": (mechanism_audits.distinguish_counts, 0.25, 300),
     "votes": (mechanism_audits.distinguish_votes, 0.2, 500),
@@ -50,10 +50,10 @@ RELEASES: dict[str, tuple[MakeDistinguisher, float, int]] = {
 }
 
 
-HIGH_CONFIDENCE = 0.99  # against false alarms with other versions of torch
+HIGH_CONFIDENCE = 0.99  # avoids false alarms with other versions of torch
 
 
-# --- sound mechanisms --------------------------------------------------------------------------------
+# --- correct mechanisms ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RELEASES)
@@ -115,7 +115,7 @@ def test_audit_uses_training_of_private_presets(
     run = spec.load(preset)
     assert isinstance(run.nodes.privacy, DPSGD)
     assert (audited["model"], audited["clip"]) == (run.nodes.models[0], run.nodes.privacy.training.clip)
-    whole = {"batch": run.nodes.local.batch, "augment": run.nodes.local.augment}  # all records at once
+    whole = {"batch": run.nodes.local.batch, "augment": run.nodes.local.augment}  # all records in one batch
     assert replace(audited["local"], **whole) == run.nodes.local
 
 
@@ -150,14 +150,14 @@ def test_neighboring_datasets_differ_for_one_teacher(m: int) -> None:
     both = TensorData(torch.cat([data.inputs, record.inputs]), torch.cat([data.targets, record.targets]))
     parts = partition_records(both, m)
     (home,) = [part.tolist() for part in parts if 0 in part]
-    assert home == [0, len(data)], "its teacher has no other records"
+    assert home == [0, len(data)], "the teacher has no other records"
 
 
 # --- faults -------------------------------------------------------------------------------
 
 
 def scaled_noise(factor: float) -> Callable[..., torch.Tensor]:
-    """``add_noise`` with its scale multiplied by a factor."""
+    """Return ``add_noise`` with its scale multiplied by a factor."""
 
     def noisy(values: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.Tensor:
         return add_noise(values, noise, scale * factor)
@@ -181,7 +181,7 @@ def repeated_noise(patch: pytest.MonkeyPatch) -> None:
 
     def again(self: PrivacyMechanism, *names: str | int) -> NoiseSampler:
         kind, number = names[0], names[1]
-        if kind == "gate":  # two queries a run, and their gradients
+        if kind == "gate":  # two queries per run, and their gradients
             names = ("gate", used.setdefault((id(self), (int(number) - 1) // 2), str(next(runs))))
         elif "noise" in names:
             names = ("steps",)
@@ -200,7 +200,7 @@ def no_clip_at_teachers(patch: pytest.MonkeyPatch) -> None:
 
 
 def shared_records(patch: pytest.MonkeyPatch) -> None:
-    """Every teacher learns from every record."""
+    """Train every teacher on all records."""
 
     def all_of(data: TensorData, m: int) -> Sequence[torch.Tensor]:
         return [torch.arange(len(data))] * m

@@ -32,7 +32,7 @@ from tests.support.errors import raises_invalid
 from tests.support.runs import FEDAVG, SGD, replay
 
 FEW = MembershipInference(shadows=8)
-HARD = {**SGD, "optimizer": "adam", "lr": 5e-3, "lr_end": 2e-3, "epochs": 50.0}  # learns 200 digits by heart
+HARD = {**SGD, "optimizer": "adam", "lr": 5e-3, "lr_end": 2e-3, "epochs": 50.0}  # overfits 200 digits
 LOCAL = {"models": ["mlp:64"], "local": HARD, "policy": {"outputs_only": False}}
 HEART: dict[str, Any] = {"nodes": LOCAL, "student": {"model": "mlp:64"}, "split": {"nodes": 2, "alpha": 5.0}}
 
@@ -69,7 +69,8 @@ def test_detects_members_of_overfitted_model() -> None:
     assert auc(record, "rmia") > auc(record, "loss") + 0.02
     best = next(each for each in record["attacks"] if each["name"] == record["best"])
     assert best["auc"]["low"] > 0.5
-    among = best["at"][0]["true_positives"]  # of four attacks, whose intervals hold together at 95 %
+    # four attacks: each interval at 98.75 %, for a joint confidence of 95 %
+    among = best["at"][0]["true_positives"]
     exact = binomtest(best["at"][0]["found"], 200).proportion_ci(0.9875, "exact")
     assert (among["low"], among["high"]) == pytest.approx((exact.low, exact.high))
     assert best["at"][0]["rate"] == 0.01
@@ -91,7 +92,7 @@ def test_shadow_federations_repeat_the_method() -> None:
     assert (record["target"], record["trained"]) == ("student", "federations")
     assert auc(record, "lira") > 0.55
     alone = run_attack(again, experiment, transcript, replace(FEW, shadows=4))[0]
-    assert auc(alone, "loss") == auc(record, "loss")  # which looks at no shadow
+    assert auc(alone, "loss") == auc(record, "loss")  # this attack uses no shadows
     assert auc(alone, "lira") != auc(record, "lira")
 
 
@@ -120,7 +121,7 @@ def test_attacks_responses_of_largest_node_through_proxy(monkeypatch: pytest.Mon
     shape = {**HEART, "nodes": {**LOCAL, "policy": {}}, "data": {"name": "digits", "train_limit": 400}}
     again = replay(plain, outputs_only=True, public=public, **shape)
     experiment, transcript = replay_to_end(again, 500)
-    # Below only responses matter, and shadows are the same each time.
+    # The rest depends on responses only, and shadows are the same for each call.
     monkeypatch.setattr(membership_inference, "_attack_student", lambda target, how: {})
     shadows = membership_inference.train_shadows
     trained: list[list[nn.Module]] = []
@@ -163,7 +164,9 @@ def test_public_data_are_no_members() -> None:
     again = replay({"name": "fedkd", "student": {"epochs": 1}, "labeled": True}, public={"name": "held-out"})
     experiment, transcript = replay_to_end(again)
     held = sum(len(part) for part in again.parts)
-    assert sum(len(node.data) for node in experiment.nodes) > held, "they stand next to what nodes hold"
+    assert sum(len(node.data) for node in experiment.nodes) > held, (
+        "public data are added to the data of nodes"
+    )
     (central, *responses) = run_attack(again, experiment, transcript, replace(FEW, records=1000))
     assert central["members"] == held
     assert all(each["members"] <= held for each in responses)
@@ -245,7 +248,7 @@ def test_secure_aggregation_hides_single_responses() -> None:
     )
     experiment, transcript = replay_to_end(again, most=100)
 
-    inputs, responses = transcript.responses(SUM) or pytest.fail("no sums in the transcript")
+    inputs, responses = transcript.responses(SUM) or pytest.fail("the transcript contains no sums")
     alone = torch.stack([predict(node.model, inputs, experiment.compute) for node in experiment.nodes])
     counts = torch.stack([experiment.task.counts(node.data) for node in experiment.nodes]).unsqueeze(1)
     mean = (counts * alone).sum(0) / counts.sum(0)

@@ -52,7 +52,7 @@ SEEDS = st.integers(0, 2**32)
 def two_class_logits(
     target: list[float], shadows: list[list[float]], inside: list[list[int]]
 ) -> RecordLogits:
-    """Logits of two classes and records of the first, so that the logit is the confidence."""
+    """Return logits of two classes for records of the first, so that the first logit is the confidence."""
 
     def logits(values: torch.Tensor) -> torch.Tensor:
         return torch.stack([values, torch.zeros_like(values)], -1)
@@ -110,7 +110,7 @@ def test_logit_confidence_near_probability_one() -> None:
 
 def test_lira_by_hand() -> None:
     records_ = two_class_logits([3.0], [[2.0], [4.0], [0.0], [-2.0]], [[1], [1], [0], [0]])
-    # inside mean 3, variance 2; outside mean -1, variance 2: 16 / (2 * 2)
+    # Inside: mean 3, variance 2. Outside: mean -1, variance 2. Score: 16 / (2 * 2).
     for own in (True, False):
         assert lira_attack(records_, own).item() == pytest.approx(4.0)
     assert lira_offline_attack(records_).item() == pytest.approx(4 / math.sqrt(2))
@@ -119,7 +119,7 @@ def test_lira_by_hand() -> None:
 def test_shared_variance_uses_record_means() -> None:
     inside = [[1, 1], [1, 1], [0, 0], [0, 0]]
     records_ = two_class_logits([1.0, 11.0], [[0.0, 10.0], [2.0, 14.0], [0.0, 10.0], [2.0, 14.0]], inside)
-    # Deviations 1, 1 and 2, 2 of 1 degree of freedom each: variance (2 + 8) / 2
+    # Deviations 1, 1 and 2, 2, each pair with one degree of freedom: variance (2 + 8) / 2.
     assert lira_offline_attack(records_, False).tolist() == pytest.approx([0.0, -1 / math.sqrt(5)])
     assert lira_offline_attack(records_, True).tolist() == pytest.approx([0.0, -1 / math.sqrt(8)])
 
@@ -143,8 +143,9 @@ def test_lira_matches_loops(seed: int) -> None:
 def test_shrinkage_by_hand() -> None:
     inside = [[1, 1], [1, 1], [0, 0], [0, 0]]
     records_ = two_class_logits([0.0, 0.0], [[0.0, 4.0], [2.0, 6.0], [-2.0, -2.0], [0.0, 0.0]], inside)
-    # Variance 2 everywhere. Means 1 and -1, 5 and -1, apart by 2 and 6 with an error of 2 / 2 + 2 / 2, while
-    # they vary by 4: so half of their deviation from 4 is kept, and means are 1.5, -1.5 and 4.5, -0.5.
+    # All variances are 2. The means 1 and -1, 5 and -1 differ by 2 and 6, with an error variance of 2 / 2 + 2
+    # / 2. The differences have variance 4, so half of their deviation from 4 is kept: the means become 1.5,
+    # -1.5 and 4.5, -0.5.
     assert lira_attack(records_, True).tolist() == pytest.approx([0.0, (1 - 25) / 4])
     assert lira_attack(records_, False).tolist() == pytest.approx([0.0, (0.25 - 20.25) / 4])
 
@@ -157,14 +158,14 @@ def test_shared_variance_below_64_shadows() -> None:
 
 
 def test_rmia_by_hand() -> None:
-    odds = math.log(3)  # probability 3/4; 0 is 1/2
+    odds = math.log(3)  # probability 3/4; logit 0 is 1/2
     records_ = two_class_logits([odds], [[odds], [0.0]], [[1], [0]])
     others = two_class_logits([0.0, odds, -odds], [[0.0, 0.0, 0.0]] * 2, [[0, 0, 0]] * 2)
     # r(x) = (3/4) / (5/8) = 6/5; with alpha 0.6, Pr(z) = (1.6 / 2 + 0.4) / 2 = 3/5: r(z) = 5/6, 5/4, 5/12
     score = partial(rmia_attack, records_, others, alpha=0.6, temperature=1.0)
     tie = (6 / 5) / (1 + 6 / 5)
-    assert score(gamma=1.0).item() == pytest.approx((2 + tie) / 4)  # above 5/6 and 5/12
-    assert score(gamma=2.0).item() == pytest.approx((1 + tie) / 4)  # 6/5 / (5/6) is 1.44
+    assert score(gamma=1.0).item() == pytest.approx((2 + tie) / 4)  # exceeds 5/6 and 5/12
+    assert score(gamma=2.0).item() == pytest.approx((1 + tie) / 4)  # 6/5 / (5/6) = 1.44
 
 
 @given(SEEDS, st.sampled_from([0.5, 1.0, 2.0]))
@@ -191,7 +192,7 @@ def test_rmia_matches_loops_except_ties(seed: int, gamma: float) -> None:
     ]
     assert (scores * 9).floor().tolist() == beaten
     order = [ratio(records_, x, True) for x in range(5)]
-    assert scores.argsort().tolist() == np.argsort(order).tolist(), "for one target, in the order of r(x)"
+    assert scores.argsort().tolist() == np.argsort(order).tolist(), "same order as r(x) for one target"
 
 
 # --- errors -----------------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ def test_rejects_too_few_shadows() -> None:
     with raises_invalid("shadows outside", 1, "2 or more"):
         lira_offline_attack(first_shadows(records_, 2), True)
     assert rmia_attack(first_shadows(records_, 2), first_shadows(others, 2)).shape == (5,), (
-        "one inside and one outside are enough"
+        "one shadow inside and one outside are enough"
     )
 
 
@@ -222,15 +223,15 @@ def test_rejects_too_few_shadows() -> None:
 
 Leak = list[
     tuple[RecordLogits, RecordLogits, torch.Tensor]
-]  # of each target: the pool, a population, and who is inside
+]  # for each target: candidate records, population records, and mask of members
 N, TARGETS, SHADOWS = 100, 3, 12
 
 
 @pytest.fixture(scope="module")
 def leak() -> tuple[Leak, Leak]:
-    """Overfitted targets, each on 100 digits of 200, without smoothing; and one that saw none of the 200.
+    """Return overfitted targets, each trained on 100 of 200 digits, and a target trained on none of the 200.
 
-    The latter comes with the same lists of members, which for it are made up.
+    The latter has the same member masks, which are meaningless for it.
     """
     data = load(Digits())
     order = torch.randperm(len(data.train), generator=torch_generator(0, "pool"))
@@ -271,19 +272,19 @@ def by_lira_offline(records_: RecordLogits, others: RecordLogits) -> torch.Tenso
 
 
 def with_wrong_masks(records_: RecordLogits, others: RecordLogits) -> torch.Tensor:
-    """Replace the masks by ones that do not match the shadows' training."""
+    """LiRA with masks that do not match the training of the shadows."""
     return lira_attack(
         RecordLogits(records_.target, records_.shadows, shadow_halves(2 * N, SHADOWS, 3), records_.labels)
     )
 
 
 def with_few_shadows(records_: RecordLogits, others: RecordLogits) -> torch.Tensor:
-    """Two shadows inside and two outside, with per-record Gaussians."""
+    """LiRA with two shadows inside, two outside, and per-record variances."""
     return lira_attack(first_shadows(records_, 4), True)
 
 
 def against_one_population(records_: RecordLogits, others: RecordLogits) -> torch.Tensor:
-    """RMIA as if all records were equally hard, with one marginal of the population."""
+    """RMIA with the shadow outputs of other records, as if all records were equally hard."""
     return rmia_attack(
         RecordLogits(
             records_.target, records_.shadows.roll(1, 1), records_.inside.roll(1, 1), records_.labels
@@ -325,7 +326,9 @@ def test_attacks_guess_on_model_without_members(attack: Attack, leak: tuple[Leak
         for records_, others, inside in leaks:
             metrics = attack_metrics(attack(records_, others), inside, 0.99)
             assert (metrics["auc"]["low"] <= 0.5 <= metrics["auc"]["high"]) == chance
-            assert metrics["auc"]["high"] - metrics["auc"]["low"] < 0.25, "records enough to tell"
+            assert metrics["auc"]["high"] - metrics["auc"]["low"] < 0.25, (
+                "enough records for a narrow interval"
+            )
 
 
 TASK, LOCAL = Classification(3), LocalConfig(epochs=6, batch=5, smoothing=0.0)
@@ -382,7 +385,7 @@ def test_shadow_training_matches_local_training(name: str) -> None:
 
 
 def test_shadows_with_dropout_after_others() -> None:
-    """Shadows of a node with dropout follow those of the student in one attack."""
+    """One attack trains shadows with dropout after other shadows."""
 
     def dropping(seed: int) -> nn.Module:
         return nn.Sequential(nn.Dropout(0.5), make(seed))
@@ -430,7 +433,7 @@ def network(seed: int) -> nn.Module:
 
 
 class ProxyTarget:
-    """A node overfitted on 100 of 200 digits, a server with shadows, and 500 unused digits."""
+    """A node overfitted on 100 of 200 digits, the shadows of a server, and 500 unused digits."""
 
     def __init__(self) -> None:
         data = load(Digits())
@@ -473,7 +476,7 @@ def test_proxy_matches_logits_up_to_a_constant(target: ProxyTarget) -> None:
     errors = (outputs - responses).square().mean((1, 2)) / responses.var((1, 2))
     swapped = (outputs - responses.flip(0)).square().mean((1, 2)) / responses.var((1, 2))
     assert errors.max() < 0.02
-    assert swapped.min() > 2 * errors.max(), "each copies its own"
+    assert swapped.min() > 2 * errors.max(), "each proxy copies its own model"
 
 
 def test_proxy_reveals_membership(target: ProxyTarget) -> None:
@@ -481,7 +484,7 @@ def test_proxy_reveals_membership(target: ProxyTarget) -> None:
     metrics = attack_metrics(lira_attack(records_), target.inside)
     assert len(copies) == 1 + PROXY_SHADOWS
     assert metrics["auc"]["value"] > 0.7
-    # RMIA's population is one that was not asked about: to those the proxies were fitted.
+    # RMIA uses a population without responses, because the proxies are fitted to the queried records.
     others = predict_records(copies[0], copies[1:], load(Digits()).test)
     assert attack_metrics(rmia_attack(records_, others), target.inside)["auc"]["value"] > 0.7
     direct = predict_records(target.node, target.shadows, target.pool, target.theirs)
@@ -498,7 +501,7 @@ def test_rejects_mismatched_responses(target: ProxyTarget) -> None:
         train_proxies(network, target.public.inputs, torch.zeros(3, 10), [], TEN, 0)
 
 
-# Few values, so that many scores are equal.
+# Few distinct values, so that many scores are equal.
 SCORES = st.lists(st.integers(0, 12), min_size=1, max_size=40).map(lambda s: torch.tensor(s).float())
 
 
@@ -513,7 +516,7 @@ def test_auc_matches_pairs_and_scikit_learn(members: torch.Tensor, others: torch
     labels = [1] * len(members) + [0] * len(others)
     assert interval["value"] == pytest.approx(roc_auc_score(labels, torch.cat([members, others]).numpy()))
     assert 0 <= interval["low"] <= interval["value"] <= interval["high"] <= 1
-    assert interval["low"] < interval["high"], "no finite number of records settles it"
+    assert interval["low"] < interval["high"], "the interval of finitely many records has positive width"
 
 
 @given(SCORES, SCORES)
@@ -533,13 +536,13 @@ def test_auc_variance_matches_pairs(members: torch.Tensor, others: torch.Tensor)
 def test_perfect_auc_has_interval() -> None:
     interval = auc_with_interval(torch.arange(10.0) + 10, torch.arange(5.0))
     assert (interval["value"], interval["high"]) == (1.0, 1.0)
-    assert interval["low"] == pytest.approx(0.025 ** (1 / 5)), "five pairs without a record in common"
+    assert interval["low"] == pytest.approx(0.025 ** (1 / 5)), "five pairs of distinct records"
     below = auc_with_interval(torch.arange(5.0), torch.arange(10.0) + 10)
     assert (below["low"], below["value"]) == (0.0, 0.0)
     assert below["high"] == pytest.approx(1 - 0.025 ** (1 / 5))
 
 
-# --- true positives at few false ones ---------------------------------------------------------------
+# --- true positives at low false positive rates -----------------------------------------------------
 
 
 @given(SCORES, SCORES, st.sampled_from([0.0, 0.001, 0.01, 0.1, 0.25, 0.5, 1.0]))

@@ -1,4 +1,4 @@
-"""Memorization: copies of private images are detected, and fresh images are not."""
+"""Memorization: copies of private images are detected, and new images are not."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def gauss(count: int, seed: int, size: int = 8) -> torch.Tensor:
 
 
 def random_parts(seed: int, *counts: int) -> tuple[torch.Tensor, ...]:
-    """Split vectors of one distribution into parts."""
+    """Split vectors of one distribution into parts of given sizes."""
     return torch.split(gauss(sum(counts), seed), list(counts))
 
 
 def slow_distances(
     generated: torch.Tensor, private: torch.Tensor, held_out: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distances to the nearest private and held-out vector, by loops."""
+    """Return the distances to the nearest private and held-out vector, computed with loops."""
     return tuple(  # type: ignore[return-value]
         torch.stack([min(((x - y) ** 2).sum().sqrt() for y in part) for x in generated])
         for part in (private, held_out)
@@ -76,7 +76,7 @@ def slow_distances(
 @given(st.integers(0, 999), st.integers(1, 30), st.integers(1, 40), st.integers(1, 5), st.booleans())
 def test_nearest_neighbors_match_slow_search(seed: int, n: int, m: int, d: int, whole: bool) -> None:
     x, y = gauss(n, seed, d), gauss(m, seed + 1, d)
-    if whole:  # so that many are equally near
+    if whole:  # creates ties
         x, y = x.round(), y.round()
     distances, indices = nearest_neighbors(x, y)
     every = (x.unsqueeze(1) - y).square().sum(2).sqrt()
@@ -100,7 +100,7 @@ def test_chunked_search_matches_single_pass(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "MAX_NUMBERS", 300)
     monkeypatch.setattr(torch, "split", lambda a, n: sizes.append(n) or split(a, n))
     in_pieces = nearest_neighbors(x, y)
-    # 3 rows of 91 products of vectors; of the nearest 4, of 8 numbers each, 9 rows.
+    # Chunks of 3 rows for 91 distances each; of 9 rows for the 4 nearest vectors of 8 numbers.
     assert set(sizes) == {300 // 91, 300 // 32}
     assert all(torch.equal(*pair) for pair in zip(at_once, in_pieces, strict=True))
 
@@ -119,34 +119,34 @@ def test_finds_nearest_of_rare_subset(few: int) -> None:
     assert torch.equal(pool.count(~among, distances, include_ties=False), (others < slow.unsqueeze(1)).sum(1))
 
 
-# --- by hand and by slow references -----------------------------------------------------------------
+# --- by hand and against slow references ----------------------------------------------------------
 
 
 def test_memorization_test_by_hand() -> None:
-    """p = 1, h = 3; of two private images one is nearer than 3 and one as near."""
+    """The distances are p = 1 and h = 3; of two private images, one is closer than 3, one equally close."""
     result = memorization_test(
         torch.tensor([[0.0]]), torch.tensor([[-3.0], [1.0]]), torch.tensor([[3.0]]), PLAIN, seed=0
     )
     assert result["statistic"] == pytest.approx(0.5)
-    # One private image is kept of two: nearer with 1/2, not farther for sure.
+    # One of two private images is drawn: closer with probability 1/2, otherwise a tie.
     assert result["share"] == pytest.approx(0.75)
     assert (result["low"], result["high"]) == wilson_interval(0.75, 1)
     assert result["held_out_ratio"] is None
     (pair,) = result["pairs"]
     assert (pair["generated"], pair["private"], pair["held_out"]) == (0, 1, 0)
     assert (pair["distance"], pair["other"], pair["ratio"]) == (1.0, 3.0, pytest.approx(1 / 3))
-    # Any of the three places may be the held-out one: (h - p) / (h + p) is 1/2, 1/2 or (1 - 3) / (1 + 3).
+    # Any of the three images may be the held-out one: (h - p) / (h + p) is 1/2, 1/2 or (1 - 3) / (1 + 3).
     assert result["expected"] == pytest.approx((0.5 + 0.5 - 0.5) / 3, abs=0.05)
     assert result["p_value"] == pytest.approx(2 / 3, abs=0.06)
 
 
 def test_fewer_private_than_held_out_by_hand() -> None:
-    """The nearest private image is at 2; of three held-out ones one is nearer, and one of them is kept."""
+    """The nearest private image is at 2; one of three held-out images is drawn, of which one is closer."""
     result = memorization_test(
         torch.tensor([[0.0]]), torch.tensor([[2.0]]), torch.tensor([[1.0], [4.0], [5.0]]), PLAIN, seed=0
     )
     assert result["share"] == pytest.approx(2 / 3)
-    # Of the held-out ones: 1 to 2 by 1 to 4; 4 to 2 by 4 to 5; 5 to 2 by 5 to 4.
+    # Distances to private and other held-out images: 1 / 3 for 1, 2 / 1 for 4, 3 / 1 for 5.
     assert result["held_out_ratio"] == pytest.approx(min(1 / 3, 2 / 1, 3 / 1))
 
 
@@ -192,11 +192,11 @@ def test_data_copying_matches_scipy() -> None:
     assert data_copying_test(torch.zeros(3), torch.zeros(4)) == (0.0, 0.5)
 
 
-# --- copies and fresh images --------------------------------------------------------------------
+# --- copies and new images ----------------------------------------------------------------------
 
 
 def split_digits(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Private, held-out and fresh digits, by seed."""
+    """Return private, held-out and new digits, drawn by seed."""
     data = load(Digits())
     images = torch.cat([data.train.inputs, data.test.inputs])
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
@@ -216,32 +216,32 @@ def test_detects_memorizing_generator(noise: float) -> None:
     private, held_out, _ = split_digits(0)
     result = memorization_test(blur(private[:200], noise), private, held_out, SPACE, seed=0, permutations=199)
     assert result["p_value"] < 0.01
-    if noise < 0.4:  # more noise, and the other test sees images that are poorer than held-out ones
+    if noise < 0.4:  # with more noise, the other test compares images that are worse than held-out ones
         assert result["z_p_value"] < 0.01
         assert result["held_out_ratio"] is not None
         assert result["pairs"][9]["ratio"] < result["held_out_ratio"] / 2
-    # 200 of 800 private images are kept: a copy's own is among them with 1/4, and half of the others win.
+    # 200 of 800 private images are drawn: with the original in 1/4 of the cases, else closer in half of them.
     assert result["share"] == pytest.approx(0.625, abs=0.07)
     assert result["low"] > 0.5
     assert result["extractor"] == "pixels"
 
 
 def test_p_values_of_fresh_images_are_uniform() -> None:
-    """Neither too many nor too few p-values are small."""
+    """The share of small p-values is as expected."""
     values = []
     for seed in range(150):
         generated, private, held_out = random_parts(seed, 60, 80, 40)
         result = memorization_test(generated, private, held_out, PLAIN, seed=seed, permutations=79)
         values.append(result["p_value"])
     small = sum(value <= 0.05 for value in values)
-    assert 2 <= small <= 15, "7.5 of 150 are expected; chance alone is outside once in a hundred times"
+    assert 2 <= small <= 15, "7.5 of 150 are expected; the range is exceeded by chance in 1 % of cases"
     from scipy.stats import kstest
 
     assert kstest(values, "uniform").pvalue > 0.01
 
 
 def test_permutes_patients_instead_of_slices() -> None:
-    """Slices of a patient are near each other, so that permuted slices would suggest copies."""
+    """Slices of a patient are similar, so permuting slices would falsely indicate copies."""
 
     def measure(seed: int) -> tuple[dict[str, Any], ...]:
         centers = gauss(18, seed, 3)
@@ -274,7 +274,7 @@ def test_equal_images_avoid_division_by_zero() -> None:
     assert [pair["ratio"] for pair in result["pairs"]] == [1.0, 1.0]
     assert (
         len(memorization_test(x[:1].repeat(2, 1), x, x + 9, PLAIN, seed=0, permutations=9)["pairs"]) == 1
-    )  # once each
+    )  # one pair for repeated images
     of_held_out = memorization_test(x[:1], x[1:], x[:1], PLAIN, seed=0, permutations=9)
     assert of_held_out["statistic"] == -1
     assert of_held_out["pairs"][0]["ratio"] == math.inf
@@ -286,7 +286,7 @@ PIXELS = pixel_extractor((0.5,), (0.5,))
 
 
 def digits() -> tuple[list[TensorData], TensorData, torch.Tensor]:
-    """Digits of three nodes, held-out ones, and fresh ones."""
+    """Return digits of three nodes, held-out digits, and new digits."""
     data = load(Digits())
     images = torch.cat([data.train.inputs, data.test.inputs])
     labels = torch.cat([data.train.targets, data.test.targets])
@@ -330,7 +330,7 @@ def noisy(images: torch.Tensor, noise: float = 0.02) -> torch.Tensor:
     return images + noise * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
 
 
-# --- copies and fresh images --------------------------------------------------------------------
+# --- copies and new images ------------------------------------------------------------------------
 
 
 def test_detects_copied_node_images(run: Simulation) -> None:
@@ -455,7 +455,7 @@ def test_skips_fid_in_large_spaces(run: Simulation, monkeypatch: pytest.MonkeyPa
 
 
 def test_patients_are_permuted_as_groups() -> None:
-    """Equal patient numbers at two nodes mean two patients."""
+    """Equal patient numbers at two nodes are different patients."""
     parts = [replace(part, groups=torch.arange(len(part)) // 10) for part in PARTS]
     test = replace(TEST, groups=torch.arange(len(TEST)) // 10)
     experiment = Simulation(setting(Standalone(), parts=parts, test=test))
@@ -473,14 +473,14 @@ def test_patients_are_permuted_as_groups() -> None:
     experiment = Simulation(setting(Standalone(), parts=parts, test=by_cases))
     assert space_records(measure_memorization(FRESH, experiment, FEW, 0)) == [space]
 
-    # Of held-out images nothing is known: drawn one by one, and said so.
+    # Held-out images without patient numbers are permuted individually, with a caveat.
     experiment = Simulation(setting(Standalone(), parts=parts))
     (space,) = space_records(measure_memorization(FRESH, experiment, FEW, 0))
     assert space["expected"] == alone["expected"]
     assert "p is too small" in space["caveats"][0]
 
 
-# --- exceptions ------------------------------------------------------------------------------------
+# --- special cases ----------------------------------------------------------------------------------
 
 
 def test_skips_inception_scores_of_multi_label_tasks() -> None:
@@ -523,7 +523,7 @@ def test_skips_distance_of_single_image_node() -> None:
 
 
 def test_record_is_json_with_none_for_non_finite(run: Simulation) -> None:
-    """Copies of held-out images are infinitely farther from private ones."""
+    """For copies of held-out images, the ratio of distances is infinite."""
     result = measure_memorization(TEST.inputs[:150], run, FEW, 0)
     record = attack_record(FEW, result.part)["result"]
     assert json.loads(json.dumps(record, allow_nan=False)) == record

@@ -1,4 +1,4 @@
-"""Simulated updates of an adversary equal those of a node's training."""
+"""Updates simulated by an adversary equal those of the training at a node."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ def examples(count: int) -> TensorData:
 def train_at_node(
     model: nn.Module, data: TensorData, local: LocalConfig
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-    """Train with the node's own code; return the parameters and the examples of each step."""
+    """Train with the code of the node; return the parameters and the examples of each step."""
     node = Node("clinic", data, copy.deepcopy(model), Gate("clinic", PolicyConfig(), AuditLog()), 3)
     local_training.attach_optimizers([node], local)
     local_training.train([node], Classification(CLASSES), local, Compute())
     steps, total = local.steps(len(data)), len(data)
-    turns = range(steps * local.batch // total + 1)
+    passes = range(steps * local.batch // total + 1)
     passes = torch.cat(
-        [torch.randperm(total, generator=node.random_generator("pass", turn)) for turn in turns]
+        [torch.randperm(total, generator=node.random_generator("pass", number)) for number in passes]
     )
     return parameters(node.model), list(passes[: steps * local.batch].split(local.batch))
 
 
-# --- the simulation against the training ----------------------------------------------------------
+# --- simulation and training ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["mlp:8", "lenet5", "resnet8:4"])  # the last with batch norm
+@pytest.mark.parametrize("model", ["mlp:8", "lenet5", "resnet8:4"])  # resnet8 has batch norm
 @pytest.mark.parametrize(
     "local",
     [
         LocalConfig(epochs=1, batch=2, optimizer="sgd", lr=0.1, lr_end=0.02, momentum=0.0, smoothing=0.0),
         LocalConfig(epochs=2, batch=2, optimizer="sgd", lr=0.1, lr_end=0.02, weight_decay=0.01),
         LocalConfig(epochs=2, batch=2, lr=1e-2, weight_decay=0.01),
-        LocalConfig(epochs=3, batch=8, lr=1e-3),  # a batch is more than a pass
+        LocalConfig(epochs=3, batch=8, lr=1e-3),  # the batch size exceeds the number of examples
     ],
     ids=["sgd", "momentum", "adam", "large batch"],
 )
@@ -80,7 +80,7 @@ def test_simulated_update_matches_local_training(model: str, local: LocalConfig)
     for name, value in after.items():
         torch.testing.assert_close(simulated[name], value, rtol=0, atol=1e-5)
     moved = max(float((after[name] - before[name]).abs().max()) for name in after)
-    assert moved > 1e-3, "there was something to simulate"
+    assert moved > 1e-3, "training changed the parameters"
 
 
 def test_simulation_leaves_batch_norm_unchanged() -> None:
@@ -109,7 +109,7 @@ def test_update_gradient_matches_finite_differences(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["all", "head"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])  # which the first step does not feel
+@pytest.mark.parametrize("momentum", [0.0, 0.9])  # momentum has no effect in the first step
 def test_one_sgd_step_gives_gradient(part: ModelPart, momentum: float) -> None:
     network, data = build("lenet5", SHAPE, CLASSES, 0), examples(2)
     schedule = Schedule((0.1,), 2, momentum=momentum, weight_decay=0.5, smoothing=0.1)
@@ -126,14 +126,14 @@ def test_one_sgd_step_gives_gradient(part: ModelPart, momentum: float) -> None:
 
 
 def test_mean_gradient_accounts_for_momentum() -> None:
-    # Two steps of gradient 1 at rates 0.5 and 0.25, momentum 0.5: 0.5 * 1, then 0.25 * 1.5.
+    # Two steps with gradient 1, rates 0.5 and 0.25, momentum 0.5: 0.5 * 1 + 0.25 * 1.5.
     release = ObservedUpdate(
         nn.Linear(1, 1), {"w": torch.tensor(0.875)}, Schedule((0.5, 0.25), 1, momentum=0.5)
     )
     assert release.mean_gradient()["w"].item() == pytest.approx(1.0)
 
 
-# --- what is shared -------------------------------------------------------------------------------
+# --- released parameters --------------------------------------------------------------------------
 
 
 def test_span_has_rates_of_its_steps() -> None:

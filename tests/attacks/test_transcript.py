@@ -1,4 +1,4 @@
-"""Replays of finished runs, and the transcript of their releases."""
+"""Replays of finished runs, and transcripts of their releases."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_transcript_resolves_public_inputs(tmp_path: Path) -> None:
     expected = experiment.nodes[0].model(experiment.public.inputs)
     assert (
         torch.corrcoef(torch.stack([expected.flatten(), responses[1].flatten()]))[0, 1] > 0.9
-    )  # but for a grid
+    )  # equal up to the rounding grid
 
 
 def test_rejects_unfinished_and_remote_runs(fediod: Path, tmp_path: Path) -> None:
@@ -165,9 +165,9 @@ def test_observed_releases_match_audit_log(method: Any, changes: dict[str, Any])
         for name, tensor in release.tensors.items():
             observed[release.node, release.kinds[name]] += tensor.nbytes
     counted = experiment.audit.totals.bytes.items()
-    audited = {(node, kind): n for (_, node, way, kind), n in counted if way == "up"}
+    audited = {(node, kind): n for (_, node, direction, kind), n in counted if direction == "up"}
     assert observed.keys() == audited.keys()
-    if "link" not in changes:  # else in fewer bytes than they are observed in
+    if "link" not in changes:  # otherwise, compressed sizes differ from observed ones
         assert observed == audited
 
 
@@ -180,7 +180,7 @@ def test_last_observed_parameters_are_the_nodes() -> None:
     assert {kind for release in rounds for kind in release.kinds.values()} == {"parameters"}
     for release, node in zip(rounds[3:], experiment.nodes, strict=True):
         assert torch.equal(release.tensors["parameters"], to_vector(node.model))
-    # What the server sends in a round is the average that it made of the round before.
+    # The server sends the average of the parameters of the previous round.
     n = torch.tensor([float(len(node.data)) for node in experiment.nodes])
     parameters = torch.stack([release.tensors["parameters"] for release in rounds[:3]])
     torch.testing.assert_close(rounds[3].sent["parameters"], (n / n.sum()) @ parameters)

@@ -1,4 +1,4 @@
-"""Words of a command line become arguments of a function, overrides of a configuration, or one clear line."""
+"""Command lines are parsed into function arguments or configuration overrides, or give a one-line error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
 
 def arguments(*words: str) -> dict[str, Any]:
-    """Arguments that a command's function gets."""
+    """Return the arguments with which the function of a command is called."""
     bound: Any = bind(words)
     given = inspect.signature(bound.func).bind(*bound.args, **bound.keywords)
     return given.arguments
@@ -48,7 +48,7 @@ def test_words_become_typed_arguments() -> None:
     }
 
 
-def test_last_of_repeated_options_holds() -> None:
+def test_last_of_repeated_options_is_used() -> None:
     assert arguments("audit", "show", "clinic", "--last", "3", "--last", "4")["last"] == 4
 
 
@@ -62,7 +62,7 @@ def test_options_of_a_configuration_keep_their_values() -> None:
     assert call.command == "fedstill run demo --seed 3 --quiet --nodes.models mlp cnn --out 'x y'"
 
 
-def test_words_before_options_are_the_commands_own() -> None:
+def test_split_overrides_keeps_words_and_own_options() -> None:
     assert split_overrides(["a", "b", "--x.y=1", "c", "--own", "d"], ["--own"]) == (
         ["a", "b", "--own", "d"],
         ["--x.y=1", "c"],
@@ -97,7 +97,7 @@ def test_words_before_options_are_the_commands_own() -> None:
         ("completion tcsh", ArgumentError, "invalid SHELL = 'tcsh' (expected one of 'bash', 'zsh', 'fish')"),
     ],
 )
-def test_rejects_words_that_do_not_fit(words: str, error: type[FedstillError], message: str) -> None:
+def test_rejects_invalid_words_in_one_line(words: str, error: type[FedstillError], message: str) -> None:
     with pytest.raises(error) as caught:
         bind(words.split())
     assert str(caught.value).startswith(message)
@@ -122,7 +122,7 @@ WORDS = (
 
 @settings(deadline=None, max_examples=150)
 @given(command=st.sampled_from(EVERY), words=st.lists(st.sampled_from(WORDS), max_size=5))
-def test_any_words_are_arguments_or_one_line(command: tuple[str, ...], words: list[str]) -> None:
+def test_any_words_give_arguments_or_one_line_error(command: tuple[str, ...], words: list[str]) -> None:
     line = ""
     try:
         bind([*command, *words])
@@ -154,7 +154,7 @@ def test_help_of_each_command_fits_and_explains_its_arguments(
         assert argument.name in page
 
 
-def test_summary_of_each_command_is_its_functions() -> None:
+def test_summary_of_each_command_is_from_its_docstring() -> None:
     app = make_app()
     for name, (_, summary) in COMMANDS.items():
         function = app[name].default_command

@@ -1,4 +1,4 @@
-"""``fedstill attack``: its words, what it prints, and that whatever goes wrong is one line and code 2."""
+"""``fedstill attack``: arguments, output, and one-line errors with exit code 2."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FOUND: dict[str, Any] = {
 
 
 class Attacks:
-    """In place of attacking: remembers what it was asked for."""
+    """Replaces ``run_attacks`` and records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Path, LeakageConfig, str, bool]] = []
@@ -81,7 +81,7 @@ def attacks(monkeypatch: pytest.MonkeyPatch) -> Attacks:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a finished run, one that is not finished, and a comparison."""
+    """Create a working directory with a finished run, an unfinished run, and a comparison."""
     monkeypatch.chdir(tmp_path)
     for folder, files in {
         "a run": ("config.toml", "result.json"),
@@ -96,7 +96,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("here")
-def test_an_attack_has_its_options_and_ends_with_the_report(command: Main, attacks: Attacks) -> None:
+def test_attack_receives_options_and_prints_report(command: Main, attacks: Attacks) -> None:
     words = ("attack", "a run", "--seed", "3", "--membership.shadows=4", "--inversion.victims", "2")
     code, out, err = command(*words)
     assert (code, err) == (0, "")
@@ -107,12 +107,12 @@ def test_an_attack_has_its_options_and_ends_with_the_report(command: Main, attac
     assert (inversion, membership) == (GradientInversion(victims=2), MembershipInference(shadows=4))
     assert others == [Memorization(), LabelCounts()]
     assert output == "fedstill attack 'a run' --seed 3 --membership.shadows=4 --inversion.victims 2"
-    assert "[b]One[/b] in three was found" in out  # as it is, not as markup
+    assert "[b]One[/b] in three was found" in out  # brackets are not parsed as markup
     assert out.endswith("Report: a run/report.html\n")
 
 
 @pytest.mark.usefixtures("here")
-def test_without_options_attacks_are_the_default_ones(command: Main, attacks: Attacks) -> None:
+def test_default_attacks(command: Main, attacks: Attacks) -> None:
     assert command("attack", "a run", "--quiet")[0] == 0
     assert [(call[1], call[3]) for call in attacks.calls] == [(LeakageConfig(), False)]
 
@@ -141,7 +141,7 @@ def test_help_shows_every_option(command: Main, attacks: Attacks, words: str) ->
 
 
 @pytest.mark.usefixtures("here")
-def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks: Attacks) -> None:
+def test_accepts_only_options_of_selected_attacks(command: Main, attacks: Attacks) -> None:
     out = command("attack", "--attacks", "membership", "--help-all")[1]
     assert "--membership.shadows " in out
     assert "--memorization" not in out
@@ -173,7 +173,9 @@ def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks
         ("ready another", "fedstill attack takes no 'another'"),
     ],
 )
-def test_bad_words_are_one_line(command: Main, here: Path, attacks: Attacks, words: str, line: str) -> None:
+def test_invalid_words_are_one_line(
+    command: Main, here: Path, attacks: Attacks, words: str, line: str
+) -> None:
     (here / "a run").rename(here / "ready")
     code, out, err = command("attack", *words.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -182,12 +184,12 @@ def test_bad_words_are_one_line(command: Main, here: Path, attacks: Attacks, wor
 
 
 @pytest.mark.usefixtures("here")
-def test_a_run_that_cannot_be_attacked_is_one_line(command: Main, attacks: Attacks) -> None:
+def test_inapplicable_run_is_one_line(command: Main, attacks: Attacks) -> None:
     attacks.raises = FedstillError("the run\nwas deployed")
     assert command("attack", "a run") == (2, "", "fedstill: the run was deployed\n")
 
 
-# --- what it prints -----------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------
 
 
 def read(record: dict[str, Any]) -> Leakage:
@@ -233,12 +235,11 @@ def test_prints_only_reasons_if_no_attack_applies() -> None:
     assert shown(nothing, 80) == "Nothing left.\n\n"
     nothing["skipped"] = [{"attack": part, "reason": "nothing left the nodes"} for part in parts]
     output = " ".join(shown(nothing, 80).split())
-    assert output == f"Nothing left. Not tried: {', '.join(parts)}: nothing left the nodes"  # a reason once
+    # the common reason is printed once
+    assert output == f"Nothing left. Not tried: {', '.join(parts)}: nothing left the nodes"
 
 
-def test_options_that_differ_are_the_words_that_give_them_again(
-    command: Main, attacks: Attacks, here: Path
-) -> None:
+def test_changed_options_round_trip_as_cli_words(command: Main, attacks: Attacks, here: Path) -> None:
     table = {"seed": 5, "attacks": ["counts", "memorization"], "memorization": {"pairs": 4}}
     ours = LeakageConfig.from_table(json.loads(json.dumps(table)))
     words = changed_options_as_cli_words(ours.to_table(), LeakageConfig().to_table())

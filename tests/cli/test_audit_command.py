@@ -1,4 +1,4 @@
-"""``fedstill audit log`` as a data officer meets it."""
+"""The commands of ``fedstill audit``, as used by a data officer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def clinic(tmp_path: Path) -> Path:
-    """A node's folder whose audit log has three releases, of two runs."""
+    """Create the folder of a node whose audit log has three releases of two runs."""
     folder = tmp_path / "clinic"
     owner_folder.init_folder(folder)
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
@@ -74,7 +74,7 @@ def clinic(tmp_path: Path) -> Path:
     return folder
 
 
-def test_runs_charged_for_other_units_are_not_added_up(clinic: Path, capsys: Capture) -> None:
+def test_costs_of_different_units_are_not_summed(clinic: Path, capsys: Capture) -> None:
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         charge(log, 0, run="winter", unit="4 records of one patient")
     words = " ".join(stdout_of(capsys, "show", clinic).split())
@@ -101,7 +101,8 @@ def test_show_prints_releases_with_time_run_and_cost(clinic: Path, capsys: Captu
     ):
         assert what in words
     assert "Total cost for clinic: 3 x gaussian(4), 6 x laplace(10)." in words
-    assert words.count("A logits clamped to 5, Laplace noise of scale 100") == 1  # said once, for three rows
+    # printed once for three rows
+    assert words.count("A logits clamped to 5, Laplace noise of scale 100") == 1
     assert "NOT SOUND" not in out
 
 
@@ -148,7 +149,7 @@ def test_show_counts_epsilon_for_each_run_and_for_all(
     assert "delta 1e-09" in " ".join(out.split())
     lines = [line.split() for line in out.splitlines() if line.startswith("clinic")]
     assert lines == [
-        ["clinic", "spring", "2", "0", "0.901"],  # 4/10 + 2/4, and what delta adds is rounded up
+        ["clinic", "spring", "2", "0", "0.901"],  # 4/10 + 2/4, rounded up because of delta
         ["clinic", "autumn", "1", "0", "0.451"],
         ["clinic", "all", "runs", "3", "0", "1.351"],
     ]
@@ -185,7 +186,7 @@ def test_show_prints_remaining_budget_by_the_owners_accountant(tmp_path: Path, c
     assert "Budgets" not in out
 
 
-def test_show_shortens_long_runs_in_rows_alone(tmp_path: Path, capsys: Capture) -> None:
+def test_show_shortens_run_names_only_in_rows(tmp_path: Path, capsys: Capture) -> None:
     run = "0123456789abcdef0123"
     with closing(AuditLog(tmp_path / "audit.sqlite")) as log:
         charge(log, 0, run=run)
@@ -202,11 +203,11 @@ def test_show_names_lost_entries_after_accept(clinic: Path, capsys: Capture) -> 
     out = stdout_of(capsys, "show", clinic)
     assert "Entries 2 to 3 are lost, and their numbers are not used again." in out
     rows, totals = " ".join(out.split()).split("rule processing before the release")
-    assert "restored from a" in rows  # the reason is no rule
+    assert "restored from a" in rows  # the reason is not shown as a rule
     assert "restored" not in totals
 
 
-def test_refuses_a_file_that_is_no_audit_log(clinic: Path, capsys: Capture) -> None:
+def test_rejects_file_that_is_not_an_audit_log(clinic: Path, capsys: Capture) -> None:
     file = clinic / "data.npz"
     file.write_bytes(b"images and labels" * 1000)
     for command in ("show", "verify"):
@@ -238,7 +239,7 @@ def test_charges_before_the_first_query_have_no_number(clinic: Path, capsys: Cap
     assert "free" in words
 
 
-def test_verify_is_one_line_or_one_error(clinic: Path, capsys: Capture) -> None:
+def test_verify_prints_one_line_or_error(clinic: Path, capsys: Capture) -> None:
     out = stdout_of(capsys, "verify", clinic)
     assert out == f"{clinic / 'audit.sqlite'}: 3 entries: hashes, totals and head agree\n"
     edit(clinic / "audit.sqlite", "UPDATE entries SET line = '{}' WHERE entry = 2")
@@ -247,9 +248,7 @@ def test_verify_is_one_line_or_one_error(clinic: Path, capsys: Capture) -> None:
     assert "NOT SOUND: entry 2 is not as it was written" in stdout_of(capsys, "show", clinic)
 
 
-def test_totals_that_are_not_those_of_the_entries_are_found_and_accepted(
-    clinic: Path, capsys: Capture
-) -> None:
+def test_detects_and_accepts_wrong_totals(clinic: Path, capsys: Capture) -> None:
     head = clinic / "audit.sqlite.head"
     text = head.read_text(encoding="utf-8").replace('"laplace(10.0)":4', '"laplace(10.0)":5')
     head.write_text(text, encoding="utf-8")
@@ -260,7 +259,7 @@ def test_totals_that_are_not_those_of_the_entries_are_found_and_accepted(
     assert "4 entries: hashes, totals and head agree" in stdout_of(capsys, "verify", clinic)
 
 
-def test_a_node_file_can_keep_its_audit_log_elsewhere(clinic: Path, capsys: Capture) -> None:
+def test_node_file_sets_path_of_audit_log(clinic: Path, capsys: Capture) -> None:
     other = clinic.parent / "data of the clinic.sqlite"
     for file in list(clinic.glob("audit.sqlite*")):
         file.rename(other.with_name(other.name + file.name.removeprefix("audit.sqlite")))
@@ -292,7 +291,7 @@ def test_missing_audit_log(clinic: Path, capsys: Capture) -> None:
     assert "3 x gaussian(4)" in stdout_of(capsys, "show", clinic)
 
 
-def test_accept_starts_a_new_log_if_log_and_head_are_gone(clinic: Path, capsys: Capture) -> None:
+def test_accept_starts_new_log_if_log_and_head_are_missing(clinic: Path, capsys: Capture) -> None:
     for file in clinic.glob("audit.sqlite*"):
         file.unlink()
     with pytest.raises(FedstillError, match="no audit"):
@@ -305,7 +304,7 @@ def test_accept_starts_a_new_log_if_log_and_head_are_gone(clinic: Path, capsys: 
     assert "1 entry: hashes" in stdout_of(capsys, "verify", clinic)
 
 
-def test_a_refusal_is_shown_with_its_rule(clinic: Path, capsys: Capture) -> None:
+def test_show_prints_refusals_with_their_rule(clinic: Path, capsys: Capture) -> None:
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         log.append(
             Entry(
@@ -357,10 +356,8 @@ def test_export(clinic: Path, capsys: Capture) -> None:
         dispatch(["audit", "export", str(clinic), "--out", str(clinic.parent / "again.jsonl")])
 
 
-def test_an_export_holds_nothing_that_guesses_at_the_records_could_be_compared_with(
-    clinic: Path, capsys: Capture
-) -> None:
-    """Fingerprints follow from the records, and hashes of entries are over these."""
+def test_export_omits_hashes_that_would_confirm_guessed_records(clinic: Path, capsys: Capture) -> None:
+    """Fingerprints are derived from the records, and hashes of entries are computed from fingerprints."""
     secret = {"content_hash": "c0de", "release_hash": "1eft", "history_hash": "af7e"}
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         log.append(Entry("spring", NODE_DATA, "clinic", 8, "predict", "response", **secret))  # type: ignore[arg-type]
@@ -375,7 +372,7 @@ def test_an_export_holds_nothing_that_guesses_at_the_records_could_be_compared_w
     assert "guesses" in stdout_of(capsys, "export", "--help")
 
 
-def test_only_accept_changes_anything(clinic: Path, capsys: Capture) -> None:
+def test_only_accept_changes_files(clinic: Path, capsys: Capture) -> None:
     edit(clinic / "audit.sqlite", "UPDATE entries SET line = line || ' ' WHERE entry = 1")
     before = {file.name: file.read_bytes() for file in clinic.iterdir()}
     stdout_of(capsys, "show", clinic)

@@ -1,4 +1,4 @@
-"""A federation by files, from the queries to the report, as its people do it at the command line."""
+"""Offline federation by files, from queries to report, with the commands of server and nodes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ centralized = false
 
 
 def make_nodes(folder: Path) -> Path:
-    """Each node of the run of ``run.toml`` as a folder of its owner's."""
+    """Create the folder of each node of the run ``run.toml``."""
     (folder / "run.toml").write_text(RUN)
     given = spec.load_toml(folder / "run.toml")
     experiment, _ = build_simulation(given)
@@ -95,7 +95,7 @@ def make_nodes(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def exchange_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All steps, done once: queries, three nodes' answers; next to it the same run live."""
+    """Run all steps once: make queries, respond at three nodes; also run the same experiment live."""
     folder = make_nodes(tmp_path_factory.mktemp("carried"))
     run.run(spec.load_toml(folder / "run.toml"), folder / "live", command="fedstill run", progress=False)
     with pytest.MonkeyPatch.context() as patch:
@@ -112,7 +112,7 @@ def exchange_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(exchange_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, to work in and to spoil."""
+    """Create a copy of the folder, which tests may change."""
     shutil.copytree(exchange_folder, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
@@ -152,7 +152,7 @@ def test_student_equals_live_run_and_report_names_offline_exchange(here: Path, c
     audits = [releases(here / name) for name in ("out", "live")]
     for lines in audits:
         for line in lines:
-            # What came before it, and its bits, of which files have no line; and how the run is called.
+            # hashes, processing rules and the run name differ from those of the live run
             for name in ("at", "history_hash", "release_hash", "run", "rule"):
                 del line[name]
         lines.sort(key=lambda line: (line["number"], line["node"]))
@@ -200,7 +200,7 @@ def test_output_of_each_offline_step(here: Path, command: Main) -> None:
     assert code == 0
     assert "queries     count_labels (1), predict (2)" in out
     assert "inputs      288 public inputs: held-out" in out
-    assert f"your key    {fingerprint}" in out  # the key is made once
+    assert f"your key    {fingerprint}" in out  # the existing key is used
     for step in ("queries.safetensors.sig", "fedstill offline answer", "fedstill offline combine"):
         assert step in out
     assert command("offline", "show", "queries.safetensors")[1].endswith(f"signed by   {fingerprint}\n")
@@ -218,14 +218,14 @@ def test_output_of_each_offline_step(here: Path, command: Main) -> None:
         assert "by phone" not in out
 
 
-def test_the_page_can_be_followed_as_it_stands(
+def test_commands_of_the_docs_page_work(
     tmp_path: Path, command: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = Path(__file__).parents[2] / "docs" / "offline.md"
     if not page.exists():
         pytest.skip("without the docs")
     monkeypatch.chdir(tmp_path)
-    printed, exchange_folder = "", []
+    printed, commands = "", []
     for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
         if kind == "toml":
             Path("run.toml").write_text(block)
@@ -241,17 +241,17 @@ def test_the_page_can_be_followed_as_it_stands(
                 words = [word for word in words if not word.endswith(".sig")]
                 code, out, err = command(*words[1:])
                 assert code == 0, (words, err)
-                printed, exchange_folder = printed + out, [*exchange_folder, " ".join(words[1:3])]
+                printed, commands = printed + out, [*commands, " ".join(words[1:3])]
             elif shutil.which(words[0]):
                 subprocess.run([sys.executable if words[0] == "python" else words[0], *words[1:]], check=True)
-    assert exchange_folder == [
+    assert commands == [
         "offline make", "node init", "node check", "offline show", "offline answer", "offline combine",
     ]  # fmt: skip
     assert json.loads(Path("student/result.json").read_text())["accuracy"] > 70
     assert "not compared" not in printed.split("signed by")[-1]
 
 
-# --- the same file again -------------------------------------------------------------------------
+# --- repeated responses --------------------------------------------------------------------------
 
 
 def test_responses_of_another_node_are_not_overwritten(here: Path, command: Main) -> None:
@@ -261,7 +261,7 @@ def test_responses_of_another_node_are_not_overwritten(here: Path, command: Main
     assert (Path(RESPONSES[0]).read_bytes(), entries(Path("node-1"))) == (before, lines)
 
 
-def test_responding_again_gives_the_same_bytes_and_is_not_charged(here: Path, command: Main) -> None:
+def test_repeated_responses_are_equal_and_free(here: Path, command: Main) -> None:
     before = Path(RESPONSES[0]).read_bytes(), Path(f"{RESPONSES[0]}.sig").read_bytes()
     lines = entries(Path("node-0"))
     assert lines
@@ -269,13 +269,13 @@ def test_responding_again_gives_the_same_bytes_and_is_not_charged(here: Path, co
     assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
     assert (Path(RESPONSES[0]).read_bytes(), Path(f"{RESPONSES[0]}.sig").read_bytes()) == before
     assert entries(Path("node-0")) == lines
-    # Trained again, say since the folder was lost, it still says the same.
+    # Responses are equal if the model is trained again, for example after the folder was lost.
     shutil.rmtree("node-0/runs")
     assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
     assert Path(RESPONSES[0]).read_bytes() == before[0]
 
 
-def test_refused_file_gets_responses_after_option_changes(here: Path, command: Main) -> None:
+def test_refused_queries_get_responses_after_option_changes(here: Path, command: Main) -> None:
     for path in (*Path("node-0").glob("audit.*"), *Path("node-0").glob("runs/*/*")):
         path.unlink()
     path = Path("node-0/node.toml")
@@ -286,7 +286,7 @@ def test_refused_file_gets_responses_after_option_changes(here: Path, command: M
     code, out, err = command("offline", "answer", "node-0", "queries.safetensors")
     assert code == 0, err
     assert re.search(r"cost +epsilon [0-9.]+ at delta 1e-06, in all runs on these data", out)
-    # What has left stays bound, though what is kept of it is lost.
+    # Options of a run with releases cannot change, even if the stored responses are lost.
     path.write_text(f"{original}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.9\n")
     (responses,) = Path("node-0").glob("runs/*/responses.safetensors")
     responses.unlink()
@@ -295,7 +295,7 @@ def test_refused_file_gets_responses_after_option_changes(here: Path, command: M
 
 
 def test_released_responses_stay_the_same_after_option_changes(here: Path, command: Main) -> None:
-    """Or else other data would leave under a number that is paid for; and so is what was said of it."""
+    """Other responses would release more data than was charged. The recorded policy stays the same too."""
     before = Path(RESPONSES[0]).read_bytes()
     path, original = Path("node-0/node.toml"), dict(np.load("node-0/data.npz"))
     for corrupt in (
@@ -308,7 +308,7 @@ def test_released_responses_stay_the_same_after_option_changes(here: Path, comma
         Path(RESPONSES[0]).unlink()
         assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
         assert Path(RESPONSES[0]).read_bytes() == before
-    assert unpack(before)[0]["policy"]["max_rows"] != 7  # as it was when they left
+    assert unpack(before)[0]["policy"]["max_rows"] != 7  # the policy at the time of the release
 
 
 ANSWER = ("offline", "answer", "node-0", "queries.safetensors")
@@ -346,7 +346,7 @@ def test_stored_responses_need_the_audit_log_that_charged_them(here: Path, comma
         for name in files:
             shutil.copy(f"node-1/{name}", f"node-0/{name}")
 
-    def another_run() -> None:  # the node's own, and sound, and of other answers
+    def another_run() -> None:  # a valid log of this node without these releases
         for path in Path("node-0").glob("audit.sqlite*"):
             path.unlink()
         AuditLog(audit).close()
@@ -366,7 +366,7 @@ def test_stored_responses_need_the_audit_log_that_charged_them(here: Path, comma
 
 
 def test_repeated_queries_name_the_current_server(here: Path, command: Main) -> None:
-    """The same queries, signed by a thief at first: answers are taken once the right one has asked."""
+    """The queries are first signed by another server; the true server must query the node again."""
     signature = Path("queries.safetensors.sig").read_bytes()
     shutil.rmtree("node-0/runs")
     blob = Path("queries.safetensors").read_bytes()
@@ -384,7 +384,7 @@ def test_repeated_queries_name_the_current_server(here: Path, command: Main) -> 
     assert page.count("; the node had not verified the server&#39;s key") == 2
 
 
-def test_other_queries_are_another_run_and_are_charged(here: Path, command: Main) -> None:
+def test_other_queries_are_charged_as_another_run(here: Path, command: Main) -> None:
     assert command("offline", "make", "run.toml", "--method.levels", 100, "--out", "more.safetensors")[0] == 0
     assert command("offline", "answer", "node-0", "more.safetensors", "--out", "more.answers")[0] == 0
     assert len({entry["run"] for entry in entries(Path("node-0"))}) == 2
@@ -456,7 +456,7 @@ def corrupt(path: str) -> None:
     Path(path).write_bytes(blob)
 
 
-def test_keys_that_are_not_known_are_refused(here: Path, command: Main) -> None:
+def test_rejects_unknown_keys(here: Path, command: Main) -> None:
     Path("keys").mkdir()
     assert "invalid --node-keys = 'keys' (expected a folder" in refused(
         command(*COMBINE, "--node-keys", "keys")
@@ -476,11 +476,11 @@ def test_node_with_other_classes_or_inputs_releases_nothing(here: Path, command:
     signed_files.write(
         Path("fewer.safetensors"), pack(header, tensors), signed_files.load_or_create_key(Path("server.key"))
     )
-    # node-0 was given examples of the classes that are left out here.
+    # node-0 has examples of the classes that are removed here.
     assert {8, 9} & set(np.load("node-0/data.npz")["labels"].tolist())
     text = refused(command("offline", "answer", "node-0", "fewer.safetensors", "--out", "fewer-answers"))
     assert re.search(r"label|class", text), text
-    assert len(list(Path("node-0/runs").glob("*/responses.safetensors"))) == 1  # the earlier ones
+    assert len(list(Path("node-0/runs").glob("*/responses.safetensors"))) == 1  # only the earlier responses
     original = dict(np.load("node-0/data.npz"))
     shutil.rmtree("node-0/runs")
     Path(RESPONSES[0]).unlink()
@@ -505,7 +505,7 @@ def test_forbidden_queries_are_refused_before_training(
     Path(RESPONSES[0]).unlink()
     monkeypatch.setattr(
         "fedstill.node.node_service.Session.train_locally",
-        lambda *given: pytest.fail("it trained for nothing"),
+        lambda *given: pytest.fail("trained before the refusal"),
     )
     assert rule in refused(command("offline", "answer", "node-0", "queries.safetensors"))
     assert not Path(RESPONSES[0]).exists()
@@ -525,7 +525,7 @@ def test_nothing_is_released_after_the_owner_forbids_it(here: Path, command: Mai
     assert (last["part"], last["rule"]) == ("refused", "queries: none")
 
 
-def test_queries_that_cannot_be_carried_are_not_made(here: Path, command: Main) -> None:
+def test_rejects_runs_that_cannot_use_files(here: Path, command: Main) -> None:
     for words, message in (
         (["run.toml", "--method.z_max", 0], "invalid method.z_max = 0.0 (expected a bound above 0"),
         (["run.toml", "--method.z_max", 0], "--method.z_max 20 (or no quantizer: --method.levels 0)"),

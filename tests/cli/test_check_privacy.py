@@ -1,4 +1,4 @@
-"""``fedstill node check`` tells an owner what is protected, what a run would cost, and what is left."""
+"""Privacy output of ``fedstill node check``: protection, cost of a run, and remaining budget."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_check_refuses_a_run_with_other_classes(tmp_path: Path, capsys: pytest.C
         assert output in stdout_of(capsys, str(folder), "digits-fedkd-private")
 
 
-def test_check_prints_cost_by_the_owners_accountant(
+def test_check_prints_cost_by_accountant_of_the_owner(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     privacy = 'mechanism = "dp-sgd"\nepsilon = 30.0\ntraining = { noise = 2.0 }\n'
@@ -164,9 +164,7 @@ def test_check_refuses_a_run_that_privacy_options_forbid(
     assert reason in output
 
 
-def test_check_remarks_on_runs_without_end_and_finds_no_fault(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_notes_unlimited_runs_without_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = inf\n')
     output = stdout_of(capsys, str(folder))
     assert "no budget of all runs on these data (privacy.total_epsilon is inf)" in output

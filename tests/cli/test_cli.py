@@ -1,4 +1,4 @@
-"""The command: what it does, and that whatever goes wrong is one line and exit code 2."""
+"""The command ``fedstill``: results, and one-line errors with exit code 2."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Main = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with one configuration, ``mine.toml``."""
+    """Create a working directory with one configuration, ``mine.toml``."""
     monkeypatch.chdir(tmp_path)
     text = '# A run of mine.\nseed = 4\n[method]\nname = "fediod"\ntau = 2.0\n[split]\nnodes = 7\n'
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Runs:
-    """In place of ``fedstill.runs.run``: remembers what it was asked for."""
+    """Replaces ``fedstill.runs.run`` and records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
@@ -80,7 +80,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 
 def one_line(outcome: tuple[int, str, str]) -> str:
-    """The line of a refusal, which is all that is said, with exit code 2."""
+    """Return the error line of a refusal, after checking the output and exit code 2."""
     code, out, err = outcome
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
@@ -88,7 +88,7 @@ def one_line(outcome: tuple[int, str, str]) -> str:
     return err.removeprefix("fedstill: ").rstrip("\n")
 
 
-# --- asking for help --------------------------------------------------------------------------------
+# --- help -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [(), ("help",), ("-h",), ("--help",)])
@@ -103,7 +103,7 @@ def test_overview_has_examples_and_every_command_in_30_lines(command: Main, word
 
 
 def test_help_of_each_command(golden: Golden) -> None:
-    """In processes of their own: what other tests register or print has no influence."""
+    """Uses new processes, so that output of other tests or registered plug-ins have no effect."""
     pages = []
     environment = {**os.environ, "COLUMNS": "100"}
     for words in ("", *COMMANDS):
@@ -133,7 +133,7 @@ def test_help_of_a_run_shows_every_option_with_its_default(command: Main) -> Non
     assert (code, err) == (0, "")
     for name in option_types(spec.from_dict({"method": {"name": "fediod"}})):
         assert f"--{name} " in out
-    words = " ".join(re.sub(r"[\u2500-\u257f]", " ", out).split())  # without boxes and line breaks
+    words = " ".join(re.sub(r"[\u2500-\u257f]", " ", out).split())  # without borders and line breaks
     assert "Seed of all random draws of the run. (default: 4; 0 or more)" in words
 
 
@@ -175,19 +175,19 @@ def test_list_has_one_line_per_method_in_80_columns(command: Main, monkeypatch: 
     assert (code, err) == (0, "")
     for name in (*METHODS, "digits", "fashion-mnist", "small-cnn", "resnet8", "segmentation"):
         assert name in out
-    assert len(out.splitlines()) <= len(METHODS) + 18  # other names follow
+    assert len(out.splitlines()) <= len(METHODS) + 18  # names of other kinds follow
     assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("need", [part.name for part in dataclasses.fields(Needs)])
-def test_list_of_a_method_tells_each_need(command: Main, monkeypatch: pytest.MonkeyPatch, need: str) -> None:
+def test_list_of_a_method_names_each_need(command: Main, monkeypatch: pytest.MonkeyPatch, need: str) -> None:
     monkeypatch.setattr(METHODS["standalone"], "needs", lambda method: Needs())
     assert "nothing special" in command("list", "standalone")[1]
     monkeypatch.setattr(METHODS["standalone"], "needs", lambda method: Needs(**{need: True}))
     assert "nothing special" not in command("list", "standalone")[1]
 
 
-def test_list_has_more_of_each(command: Main) -> None:
+def test_list_prints_details_of_one_name(command: Main) -> None:
     output = " ".join(command("list", "fedavg")[1].split())
     assert "options rounds 20, participation 1.0 usage fedstill run digits-fedavg; " in output
     assert "fedstill run PRESET --method.name fedavg" in output
@@ -204,7 +204,7 @@ def test_list_has_more_of_each(command: Main) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in kinds() if kind != "tasks"])
-def test_list_has_a_line_for_each_of_a_kind(command: Main, kind: str) -> None:
+def test_list_has_one_line_per_name_of_a_kind(command: Main, kind: str) -> None:
     all_kinds = {**json.loads(command("list", "--json")[1]), "presets": presets.names()}
     lines = [line.split("\t") for line in command("list", kind)[1].splitlines()]
     assert [name for name, description in lines[1:] if description] == list(all_kinds[kind])
@@ -223,11 +223,11 @@ def test_list_of_tasks_fits_80_columns_and_breaks_no_word(
     assert lines["fl-mrcm"] == "all but text, tabular, regression, survival"
 
 
-# --- from words to a configuration ------------------------------------------------------------------
+# --- from arguments to a configuration --------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("here")
-def test_show_is_complete_and_reads_back(command: Main) -> None:
+def test_config_output_is_complete_and_round_trips(command: Main) -> None:
     code, out, err = command("config", "mine.toml", "--split.nodes", "9", "--method.tau=inf")
     assert (code, err) == (0, "")
     run = spec.read_toml(out)
@@ -326,7 +326,7 @@ compare --resume there
 """
 
 
-def test_bad_words_are_one_line(command: Main, here: Path, runs: Runs, golden: Golden) -> None:
+def test_invalid_words_are_one_line(command: Main, here: Path, runs: Runs, golden: Golden) -> None:
     (here / "folder.toml").mkdir()
     (here / "lain").mkdir()
     (here / "lain" / "config.toml").touch()
@@ -339,8 +339,8 @@ def test_bad_words_are_one_line(command: Main, here: Path, runs: Runs, golden: G
 
 
 @pytest.mark.usefixtures("here")
-def test_an_option_is_blamed_for_itself_and_not_for_its_neighbors(command: Main, runs: Runs) -> None:
-    """``method.batch`` beyond ``method.student.memory`` is refused alone, but not with a larger memory."""
+def test_error_names_the_invalid_option_only(command: Main, runs: Runs) -> None:
+    """``method.batch`` above ``method.student.memory`` is refused, unless the memory is larger too."""
     alone = one_line(command("run", "mine.toml", "--method.batch", "200000"))
     assert alone.startswith("invalid method.student.memory = 100000 (expected ")
     both = ("--method.batch", "200000", "--method.student.memory", "300000")
@@ -349,13 +349,13 @@ def test_an_option_is_blamed_for_itself_and_not_for_its_neighbors(command: Main,
     assert code == 0
 
 
-def test_a_misspelled_table_is_no_comparison(command: Main, here: Path) -> None:
+def test_misspelled_table_is_not_read_as_comparison(command: Main, here: Path) -> None:
     (here / "many.toml").write_text('[methods]\nname = "fediod"\n', encoding="utf-8")
     assert "'methods'" in (output := one_line(command("run", "many.toml")))
     assert "compares runs" not in output
 
 
-def test_bad_files_are_one_line(command: Main, here: Path, golden: Golden) -> None:
+def test_invalid_files_are_one_line(command: Main, here: Path, golden: Golden) -> None:
     assert one_line(command("run", "mine.toml", "--method.name")).startswith("--method.name needs a value (")
     lines = []
     for text in (
@@ -367,7 +367,7 @@ def test_bad_files_are_one_line(command: Main, here: Path, golden: Golden) -> No
         (here / "mine.toml").write_text(text, encoding="utf-8")
         lines.append(f"{text}\n=> {one_line(command('run', 'mine.toml'))}\n")
     golden("errors-in-files", "\n".join(lines))
-    # The rest lists all methods, or is in the parser's words.
+    # Other errors list all methods or contain the message of the parser.
     (here / "mine.toml").write_text("seed = 3", encoding="utf-8")
     assert one_line(command("run", "mine.toml")).startswith("invalid method.name = '' (expected one of ")
     (here / "mine.toml").write_text("seed 3", encoding="utf-8")
@@ -378,7 +378,7 @@ def test_bad_files_are_one_line(command: Main, here: Path, golden: Golden) -> No
 
 
 @pytest.mark.usefixtures("here")
-def test_run_hands_everything_over_and_ends_with_table_and_report(command: Main, runs: Runs) -> None:
+def test_run_receives_options_and_prints_table_and_report(command: Main, runs: Runs) -> None:
     code, out, err = command("run", "mine.toml", "--data.root", "a b", "--out", "there", "--seed", "3")
     assert (code, err) == (0, "")
     assert "97.25" in out
@@ -390,7 +390,7 @@ def test_run_hands_everything_over_and_ends_with_table_and_report(command: Main,
 
 
 @pytest.mark.usefixtures("here")
-def test_without_out_the_folder_follows_from_name_and_seed_and_is_said(command: Main, runs: Runs) -> None:
+def test_default_folder_is_named_by_run_and_seed_and_printed(command: Main, runs: Runs) -> None:
     code, _, err = command("run", "mine.toml", "--seed", "3")
     assert code == 0
     assert runs.calls[0][1]["out"] == Path("runs/mine-seed3")
@@ -439,7 +439,7 @@ def test_errors_of_a_run_are_one_line(command: Main, runs: Runs, words: str, err
 
 
 @pytest.mark.usefixtures("here")
-def test_faults_of_ours_are_not_hidden(runs: Runs) -> None:
+def test_unexpected_errors_are_raised(runs: Runs) -> None:
     runs.raises = ZeroDivisionError("a fault")
     with pytest.raises(ZeroDivisionError):
         cli.main(["run", "mine.toml"])
@@ -447,7 +447,7 @@ def test_faults_of_ours_are_not_hidden(runs: Runs) -> None:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("words", [["run", "mine.toml", "--out", "my run"], ["run", "--resume", "my run"]])
-def test_ctrl_c_says_how_to_go_on(command: Main, runs: Runs, words: list[str]) -> None:
+def test_ctrl_c_prints_resume_command(command: Main, runs: Runs, words: list[str]) -> None:
     runs.raises = KeyboardInterrupt()
     assert command(*words)[::2] == (130, "fedstill: stopped; nothing was written\n")
     Path("my run").mkdir()
@@ -456,7 +456,7 @@ def test_ctrl_c_says_how_to_go_on(command: Main, runs: Runs, words: list[str]) -
     assert err == "fedstill: stopped; to resume: fedstill run --resume 'my run'\n"
 
 
-@pytest.mark.parametrize("words", ["--help", "list"])  # printed by us, and by rich
+@pytest.mark.parametrize("words", ["--help", "list"])  # printed by fedstill and by rich
 def test_closed_pipe_ends_the_command_quietly(words: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -467,7 +467,7 @@ def test_closed_pipe_ends_the_command_quietly(words: str) -> None:
 
 
 def test_reports_broken_connection(command: Main, runs: Runs) -> None:
-    runs.raises = BrokenPipeError(32, "Broken pipe")  # of a socket: what is printed here is read
+    runs.raises = BrokenPipeError(32, "Broken pipe")  # raised by a socket and not by standard output
     assert command("run", "demo", "--out", "out")[::2] == (2, "fedstill: [Errno 32] Broken pipe\n")
 
 
@@ -475,7 +475,7 @@ def test_reports_broken_connection(command: Main, runs: Runs) -> None:
 
 
 class Comparisons:
-    """In place of running a comparison: remembers what it was asked for."""
+    """Replaces the comparison runner and records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Comparison, Path, dict[str, Any]]] = []
@@ -497,7 +497,7 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> Comparisons:
     return comparisons
 
 
-def test_a_preset_in_a_comparison_says_that_its_data_are_not_taken(
+def test_comparison_notes_that_data_of_preset_are_not_used(
     command: Main, here: Path, comparisons: Comparisons
 ) -> None:
     taken = "Of fashion-fediod the method alone is taken: all run on digits, not on its fashion-mnist"
@@ -519,7 +519,7 @@ def test_a_preset_in_a_comparison_says_that_its_data_are_not_taken(
 
 
 @pytest.mark.usefixtures("here")
-def test_compare_hands_everything_over(command: Main, comparisons: Comparisons) -> None:
+def test_compare_passes_options_to_runner(command: Main, comparisons: Comparisons) -> None:
     words = "compare fedavg mine.toml --seeds 2 --base mine.toml --data mnist --split.alpha 0.3 --out there"
     words += " --only fedavg"
     assert command(*words.split()) == (0, "table of there\n", "")
@@ -550,7 +550,7 @@ def test_compare_reads_a_file_and_prints_its_folder(
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("words", ["compare --leakage fedavg", "compare fedavg --seeds 2 --leakage"])
-def test_compare_takes_leakage_anywhere(command: Main, comparisons: Comparisons, words: str) -> None:
+def test_compare_accepts_leakage_at_any_position(command: Main, comparisons: Comparisons, words: str) -> None:
     assert command(*words.split(), "--out", "there")[0] == 0
     [(comparison, _, how)] = comparisons.calls
     assert comparison.leakage is not None
@@ -560,7 +560,7 @@ def test_compare_takes_leakage_anywhere(command: Main, comparisons: Comparisons,
 
 
 @pytest.mark.usefixtures("here")
-def test_ctrl_c_in_a_comparison_says_how_to_go_on(command: Main, comparisons: Comparisons) -> None:
+def test_ctrl_c_in_comparison_prints_resume_command(command: Main, comparisons: Comparisons) -> None:
     comparisons.raises = KeyboardInterrupt()
     Path("my runs").mkdir()
     code, _, err = command("compare", "fedavg", "--out", "my runs")
@@ -580,7 +580,7 @@ def test_published_metrics_stay_with_changed_options(command: Main, here: Path) 
     assert line.startswith("unknown option '--paper.0.value'")
 
 
-# --- as a process of its own ------------------------------------------------------------------------
+# --- in a new process -------------------------------------------------------------------------------
 
 
 def process(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -595,11 +595,11 @@ def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_is_quick_and_needs_no_torch(tmp_path: Path) -> None:
+def test_help_is_fast_without_torch(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = process("--help", folder=tmp_path)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Seconds of the processor: a busy machine takes longer, and not more of them.
+    # CPU time does not depend on the load of the machine.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.5
     assert (done.returncode, done.stderr) == (0, "")
     heavy = "{'torch', 'numpy', 'sklearn', 'scipy', 'matplotlib', 'cyclopts', 'rich'}"
@@ -613,8 +613,8 @@ def test_help_is_quick_and_needs_no_torch(tmp_path: Path) -> None:
     assert python("-c", code, folder=tmp_path).stderr == "[]\n"
 
 
-def test_a_whole_run(here: Path, command: Main) -> None:
-    """From one command to a result, a report and a second run that is refused."""
+def test_complete_run_in_process(here: Path, command: Main) -> None:
+    """One command gives a result and a report; a second run in the same folder is refused."""
     small = (
         "--split.nodes 2 --data.train_limit 200 --nodes.local.epochs 1 --method.steps 3 --method.batch 8 "
         "--method.generator.width 8 --method.critic.width 8 --evaluation.every 2 --engine.threads 1"
@@ -639,7 +639,7 @@ def test_a_whole_run(here: Path, command: Main) -> None:
     assert command("report", "there")[:2] == (0, "Report: there/report.html\n")
 
 
-def test_output_for_scripts_has_no_progress_in_it(here: Path, command: Main) -> None:
+def test_json_output_has_no_progress(here: Path, command: Main) -> None:
     small = (
         "--split.nodes 2 --data.train_limit 100 --nodes.local.epochs 1 --method.steps 2 --method.batch 8 "
         "--method.generator.width 8 --method.critic.width 8 --engine.threads 1"

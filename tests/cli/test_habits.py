@@ -1,4 +1,4 @@
-"""Commands that people type without having read anything, and output that scripts read."""
+"""Common ways to call the commands without reading the docs, and output for scripts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def planned(*words: str) -> Any:
     return compare.plan_comparison(own, Call("fedstill compare", own, overrides))
 
 
-def test_a_comparison_takes_short_names_and_options_of_one_method() -> None:
+def test_comparison_accepts_short_names_and_options_of_one_method() -> None:
     own = ("--fediod.steps", "20", "--fedmd-cg.rounds=3")
     plan = planned("fediod", "fedavg", "fedmd-cg", "--nodes", "7", *own)
     configs = {planned.label: plan.run_config(planned) for planned in plan.planned_runs()}
@@ -57,15 +57,15 @@ def test_a_comparison_takes_short_names_and_options_of_one_method() -> None:
         (("fediod", "--fedavg.rounds", "2"), UnknownName, "'--fedavg.rounds'"),
     ],
 )
-def test_options_of_one_method_are_checked_as_its_own(
+def test_options_of_one_method_are_checked(
     words: tuple[str, ...], error: type[Exception], output: str
 ) -> None:
     with pytest.raises(error, match=output):
         planned(*words)
 
 
-def test_a_method_may_be_named_from_python_and_labels_may_be_a_column() -> None:
-    """As those of MedMNIST are, which come one by one in an array."""
+def test_method_by_name_and_labels_as_column() -> None:
+    """Labels may have shape (n, 1), as in MedMNIST."""
     x, y = torch.rand(24, 1, 8, 8), (torch.arange(24) % 2).view(-1, 1)
     outcome = fedstill.distil(
         [(x[:8], y[:8]), (x[8:16], y[8:16])],
@@ -81,19 +81,19 @@ def test_a_method_may_be_named_from_python_and_labels_may_be_a_column() -> None:
     assert raw_images_from_arrays(Path("x.npz"), arrays, "class").labels.tolist() == [1, 0, 1]
 
 
-def test_a_run_that_is_done_is_in_no_other_runs_way(
+def test_finished_run_does_not_block_default_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Options are tried one after the other; one that was stopped waits to go on."""
+    """A new run gets the next free folder; an unfinished one is resumed in its own."""
     default = tmp_path / "demo-seed0"
     for folder in (default, tmp_path / "demo-seed0-2", tmp_path / "demo-seed0-3"):
         assert out_folder(None, str(default)) == folder
         assert f"The run's folder is {folder};" in capsys.readouterr().err
         folder.mkdir()
         (folder / "config.toml").touch()
-        assert out_folder(None, str(default)) == folder, "it is not done"
+        assert out_folder(None, str(default)) == folder, "an unfinished run keeps its folder"
         (folder / "result.json").touch()
-    assert out_folder(None, str(default), "comparison") == default, "which takes up what is done"
+    assert out_folder(None, str(default), "comparison") == default, "finished comparisons are resumed"
 
 
 def test_doctor_lists_missing_extras_with_their_use(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_doctor_lists_missing_extras_with_their_use(command: Main, monkeypatch: 
 def test_doctor_imports_installed_modules(
     command: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A torchvision of another torch has metadata, and raises as it is imported."""
+    """A torchvision that does not match torch has metadata, but fails at import."""
     (tmp_path / "broken_vision.py").write_text("raise RuntimeError('operator nms does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("fedstill.cli.tools.EXTRAS", {"vision": ("networks", ("json", "broken_vision"))})
@@ -125,7 +125,7 @@ def test_doctor_imports_installed_modules(
 
 
 def test_doctor_output_has_no_home_folder(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the form for a defect asks: without the name of whose home folders are in."""
+    """The bug report form asks for this output, which must not contain the user name."""
     monkeypatch.setenv("FEDSTILL_DATA", os.pathsep.join([str(Path.home() / "sets"), "~/more", "/srv/all"]))
     for words in (["doctor"], ["doctor", "--json"]):
         out = command(*words)[1]
@@ -134,7 +134,7 @@ def test_doctor_output_has_no_home_folder(command: Main, monkeypatch: pytest.Mon
         assert str(Path.home() / "") not in out.replace("/srv/all", "")
 
 
-def test_the_doctor_knows_every_extra() -> None:
+def test_doctor_lists_every_extra() -> None:
     import tomli
 
     file = Path(__file__).parents[2] / "pyproject.toml"
@@ -153,7 +153,7 @@ def test_lists_are_json_for_scripts(command: Main) -> None:
     )
 
 
-def test_every_command_and_its_options_are_completed() -> None:
+def test_completion_covers_every_command_and_option() -> None:
     for shell in ("bash", "zsh", "fish"):
         script = make_app().generate_completion(shell=shell)
         for word in (*COMMANDS, "verify", "--sites", "--startup-kit"):
@@ -179,7 +179,7 @@ def test_zsh_registers_the_script(command: Main) -> None:
     assert done.stdout.startswith("_")
 
 
-def test_no_color_is_heeded(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_is_respected(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "FORCE_COLOR", "1")
     dimmed = command("list", "tasks")[1]
     monkeypatch.setitem(os.environ, "NO_COLOR", "1")
@@ -195,7 +195,7 @@ def _listed(redirected: str = "", *words: str, **environment: str) -> subprocess
 
 
 def test_unencodable_letters_are_written_as_placeholders() -> None:
-    """A result has a plus-minus sign, and a run's work is not lost for it."""
+    """Results contain a plus-minus sign, and an encoding error must not lose the results of a run."""
     shown = subprocess.run(
         [
             sys.executable,
@@ -208,7 +208,7 @@ def test_unencodable_letters_are_written_as_placeholders() -> None:
     assert (shown.returncode, shown.stdout) == (0, b"97 ? 1\n")
 
 
-def test_a_closed_standard_output_is_no_fault() -> None:
+def test_closed_standard_output_is_no_error() -> None:
     closed = _listed(" >&-")
     assert (closed.returncode, closed.stderr) == (0, b"")
 

@@ -1,4 +1,4 @@
-"""Commands for people tell scripts the same with --json: one document, the same exit code."""
+"""With --json, commands print the content of their text output as one document, with equal exit codes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fedstill.privacy.budget import epsilon_text_rounded_up
 Main = Callable[..., tuple[int, str, str]]
 
 
-CLOSED: list[str] = []  # sessions that were ended: one that is not keeps its process alive
+CLOSED: list[str] = []  # closed sessions; a session that stays open would keep its process running
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A node's folder with a kit and an empty audit log, and a federation's with two runs; both run."""
+    """Create the folders of a running node, with startup kit and audit log, and of a server with two runs."""
     node = tmp_path / "node"
     owner_folder.init_folder(node, "north")
     text = (node / "node.toml").read_text(encoding="utf-8")
@@ -104,7 +104,7 @@ def test_json_has_the_content_of_the_text_output(
         assert " ".join(lines[0].split())[:30] in text
     for run in output.get("runs", ()):
         begun = datetime.fromisoformat(run["begun"])
-        assert begun.utcoffset() is not None, "a time without its zone is another elsewhere"
+        assert begun.utcoffset() is not None, "times need a time zone"
         assert f"{run['run']} {begun.astimezone():%Y-%m-%d %H:%M}" in text
         assert run["status"] in text
     if "epsilon" in output:
@@ -126,8 +126,8 @@ def test_exit_codes_of_partial_results_and_faults(
     assert err == f"fedstill: {' '.join(faults[0].split())}\n"
 
 
-def test_trouble_is_a_document_too(folder: Path, command: Main) -> None:
-    """Faults are in the JSON, too, with the same exit code."""
+def test_faults_are_printed_as_json(folder: Path, command: Main) -> None:
+    """Faults are included in the JSON document, with the same exit code."""
     Path("node/audit.sqlite.head").unlink()
     with closing(AuditLog(Path("node/audit.sqlite"))):
         Path("node/audit.sqlite.head").write_text("no head")
@@ -146,7 +146,7 @@ def test_infinite_values_are_null_in_json(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out) == {"epsilon": {"pld": None, "rdp": 1.5}, "rows": [None, None]}
 
 
-def test_no_command_prints_json_by_another_way() -> None:
-    """The standard library's own writes NaN and Infinity, which other programs refuse to read."""
+def test_all_commands_use_print_json() -> None:
+    """``json.dumps`` writes NaN and Infinity, which are not valid JSON."""
     files = sorted(Path(cli.__file__).parent.glob("*.py"))
     assert [file.name for file in files if re.search(r"json\.dumps?\(", file.read_text("utf-8"))] == []

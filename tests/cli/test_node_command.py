@@ -1,4 +1,4 @@
-"""``fedstill node`` as an owner meets it: a process, what it prints, and its exit code."""
+"""The commands of ``fedstill node``, as used by an owner: processes, output and exit codes."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def forest(shape, classes):
 
 
 def fedstill(*words: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of ``fedstill node``."""
+    """Run ``fedstill node`` and return exit code, stdout and stderr."""
     command = [sys.executable, "-m", "fedstill", "node", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     return done.returncode, done.stdout, done.stderr
 
 
-def say(folder: Path, *changes: tuple[str, str]) -> None:
-    """Change lines of a node.toml."""
+def edit_lines(folder: Path, *changes: tuple[str, str]) -> None:
+    """Change lines of node.toml."""
     path = folder / "node.toml"
     text = path.read_text(encoding="utf-8")
     for old, new in changes:
@@ -54,13 +54,13 @@ def say(folder: Path, *changes: tuple[str, str]) -> None:
 
 @pytest.fixture
 def here(command: Callable[..., tuple[int, str, str]]) -> Here:
-    """The same in this process, which is quicker."""
+    """Return a function that runs ``fedstill node`` in this process, which is faster."""
     return partial(command, "node")
 
 
 @pytest.fixture(scope="module")
 def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A node with 100 digits that answers files, as `node init` and an editor leave it."""
+    """Create a node with 100 digits that responds to files, with `node init` and edited options."""
     folder = tmp_path_factory.mktemp("nodes") / "clinic"
     code, out, err = fedstill("init", folder)
     assert (code, err) == (0, "")
@@ -72,7 +72,7 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
         labels=digits.target[:100],
     )
     (folder / "my_forest.py").write_text(FOREST, encoding="utf-8")
-    say(folder, ("online = true", "online = false"))
+    edit_lines(folder, ("online = true", "online = false"))
     return folder
 
 
@@ -111,7 +111,7 @@ def test_check_reports_closed_hours(
     clinic: Path, tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(clinic, tmp_path / "clinic")
-    say(folder, ('hours = ""', 'hours = "00:00-00:01"'))
+    edit_lines(folder, ('hours = ""', 'hours = "00:00-00:01"'))
     output = (
         "At this hour the node refuses every query: hours: 00:00-00:01, by the clock of the node.\nNo faults."
     )
@@ -122,7 +122,7 @@ def test_check_reports_closed_hours(
         monkeypatch.undo()
 
 
-def test_check_of_a_run_says_each_query(clinic: Path, tmp_path: Path, here: Here) -> None:
+def test_check_of_a_run_prints_each_query(clinic: Path, tmp_path: Path, here: Here) -> None:
     code, out, err = here("check", clinic, "digits-fediod")
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -130,13 +130,13 @@ def test_check_of_a_run_says_each_query(clinic: Path, tmp_path: Path, here: Here
     assert "predict_logits x400 releases logits, critic, gradients" in lines
     assert any(line.startswith("It cannot take part: the run queries connected nodes") for line in lines)
     assert "It can take part." in here("check", clinic, "digits-fedkd")[1]
-    run = tmp_path / "summed.toml"  # those who add meet each other first
+    run = tmp_path / "summed.toml"  # secure aggregation needs a key exchange between connected nodes
     run.write_text(
         'extends = "digits-fedkd"\nlink.secure_aggregation = true\nmethod.levels = 0\n', encoding="utf-8"
     )
     assert "It cannot take part: the run queries connected nodes" in here("check", clinic, run)[1]
     code, out, _ = here("check", clinic, "digits-fedavg")
-    assert code == 0  # to refuse is no fault
+    assert code == 0  # a refused query is no fault
     assert "train x20 refuses (outputs_only: parameters may not leave)" in " ".join(out.split())
     assert (
         "It cannot take part: it refuses train (outputs_only: parameters may not leave), "
@@ -148,7 +148,9 @@ def test_check_names_features_and_differences_from_those_of_a_run(
     clinic: Path, tmp_path: Path, here: Here
 ) -> None:
     folder = shutil.copytree(clinic, tmp_path / "clinic")
-    say(folder, ('backbone = ""', 'backbone = "random-conv:4"'), ('name = "small-cnn"', 'name = "linear"'))
+    edit_lines(
+        folder, ('backbone = ""', 'backbone = "random-conv:4"'), ('name = "small-cnn"', 'name = "linear"')
+    )
     code, out, _ = here("check", folder)
     assert code == 0
     assert "64 of random-conv:4, digest " in out
@@ -158,14 +160,20 @@ def test_check_names_features_and_differences_from_those_of_a_run(
     assert "It can take part." in here("check", folder, run)[1]
     run.write_text(f'{text}features.normalize = "example"\n', encoding="utf-8")
     assert "It cannot take part: its features.normalize is 'none'" in here("check", folder, run)[1]
+    text += 'features.normalize = "public"\n'
+    run.write_text(f"{text}features.components = 6\n", encoding="utf-8")
+    edit_lines(folder, ('normalize = "none"', 'normalize = "public"'), ("components = 0", "components = 5"))
+    code, out, _ = here("check", folder, run)
+    assert "5 components of 64 of random-conv:4, digest " in out
+    assert "It cannot take part: its features.components is 5" in out
     assert "no features.backbone" in here("check", clinic, run)[1]
-    say(folder, ('backbone = "random-conv:4"', 'backbone = "timm:resnet18"'))
+    edit_lines(folder, ('backbone = "random-conv:4"', 'backbone = "timm:resnet18"'))
     code, _, err = here("check", folder)
     assert code == 2
     assert "features.weights" in err
 
 
-def test_check_promises_nothing_of_data_that_it_cannot_load(clinic: Path, tmp_path: Path, here: Here) -> None:
+def test_check_without_data_does_not_decide(clinic: Path, tmp_path: Path, here: Here) -> None:
     damaged = shutil.copytree(clinic, tmp_path / "damaged")
     (damaged / "data.npz").unlink()
     code, out, err = here("check", damaged, "digits-fedkd")
@@ -185,7 +193,7 @@ def test_forest_releases_predictions_and_refuses_gradients(clinic: Path, tmp_pat
         if file.is_file():
             (folder / file.name).write_bytes(file.read_bytes())
     (folder / "secret").chmod(0o600)
-    say(
+    edit_lines(
         folder,
         ('name = "small-cnn"', 'name = "my_forest:forest"'),
         ("max_queries = 0", "max_queries = 300"),
@@ -201,24 +209,24 @@ def test_forest_releases_predictions_and_refuses_gradients(clinic: Path, tmp_pat
     code, out, err = here("check", folder, "digits-fedkd")
     assert (code, err) == (0, "")
     assert "It can take part." in out
-    say(folder, ("max_queries = 300", "max_queries = 1"))
+    edit_lines(folder, ("max_queries = 300", "max_queries = 1"))
     assert (
         "It cannot take part: it allows at most 1 queries, and the run sends "
         in here("check", folder, "digits-fedkd")[1]
     )
 
 
-def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, here: Here) -> None:
+def test_check_prints_all_faults_with_exit_code_2(tmp_path: Path, here: Here) -> None:
     folder = tmp_path / "faulty"
     here("init", folder, "--name", "faulty")
-    say(
+    edit_lines(
         folder,
         ('path = "data.npz"', 'path = "scans.npz"\nflavour = 1'),
         ('name = "small-cnn"', 'name = "small-cn"'),
         ("epochs = 30.0", "epochs = -3"),
         ('device = "cpu"', 'device = "abacus"'),
     )
-    # In a process, and in this one.
+    # in a new process and in this one
     for code, out, err in (fedstill("check", folder), here("check", folder, "digits-fediod")):
         assert code == 2
         assert "No faults" not in out
@@ -265,13 +273,13 @@ def test_owner_mistakes_are_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_node_without_a_link_does_not_start(clinic: Path, here: Here) -> None:
+def test_offline_node_does_not_start(clinic: Path, here: Here) -> None:
     code, out, err = here("start", clinic)
     assert (code, out) == (2, "")
     assert err.startswith("fedstill: invalid online = False (expected true to join a federation")
 
 
-def test_start_says_whom_it_joins_and_is_the_node_then(
+def test_start_prints_server_and_runs_the_node(
     clinic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Here
 ) -> None:
     pytest.importorskip("nvflare")
@@ -281,11 +289,11 @@ def test_start_says_whom_it_joins_and_is_the_node_then(
     folder = tmp_path / "clinic"
     shutil.copytree(clinic, folder)
     shutil.copytree(tmp_path / "federation" / "nodes" / "clinic", folder / "kit")
-    say(folder, ("online = false", "online = true"))
+    edit_lines(folder, ("online = false", "online = true"))
     was = []
     monkeypatch.setattr(flare_site, "run", lambda this: was.append((this.role, this.folder)) or 3)
     code, out, err = here("start", folder)
-    assert (code, err) == (3, "")  # FLARE's own code
+    assert (code, err) == (3, "")  # the exit code of FLARE
     assert was == [("client", folder)]
     assert out == f"node clinic joins localhost:8123; Ctrl+C ends it. Its log: {folder / 'node.log'}\n"
     assert "dials out to localhost:8123; its certificate is valid until" in here("check", folder)[1]
@@ -296,7 +304,7 @@ def test_start_says_whom_it_joins_and_is_the_node_then(
     assert err == "fedstill: invalid name = 'clinic' (expected 'other', as the startup kit has it)\n"
 
 
-def test_status_says_whether_the_node_runs_and_the_server_is_there(tmp_path: Path, here: Here) -> None:
+def test_status_prints_if_node_runs_and_server_is_reachable(tmp_path: Path, here: Here) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         startup = tmp_path / "kit" / "startup"
@@ -317,7 +325,7 @@ def test_status_says_whether_the_node_runs_and_the_server_is_there(tmp_path: Pat
             assert (code, f"{address} is not reachable." in out) == (1, True)
 
 
-def test_help_names_all(here: Here) -> None:
+def test_help_lists_all_commands(here: Here) -> None:
     page = here("--help")[1]
     assert page == here()[1]
     for command in ("init", "check", "start", "status", "requests", "approve", "reject", "log"):
@@ -325,7 +333,7 @@ def test_help_names_all(here: Here) -> None:
         assert re.match(rf"Usage: fedstill node {command} .*FOLDER", here(command, "--help")[1])
 
 
-def test_data_of_a_task_that_no_run_names_are_no_fault(scans: Path, tmp_path: Path, here: Here) -> None:
+def test_data_of_unknown_task_are_no_fault(scans: Path, tmp_path: Path, here: Here) -> None:
     folder = scans
     code, out, err = here("check", folder)
     assert (code, err) == (1, "")
@@ -334,7 +342,7 @@ def test_data_of_a_task_that_no_run_names_are_no_fault(scans: Path, tmp_path: Pa
     assert "Not checked: " in out
     assert "No faults." not in out
     assert "In a run of each method" not in out
-    run = tmp_path / "run.toml"  # of maps; its own data are those of the node
+    run = tmp_path / "run.toml"  # label maps; the data of the node are used
     run.write_text(
         f'method.name = "fedkd"\ntask.name = "segmentation"\ndata.name = "{folder / "data.npz"}"\n'
         'nodes.models = ["unet:8"]\nstudent.model = "unet:8"\n',
@@ -348,10 +356,10 @@ def test_data_of_a_task_that_no_run_names_are_no_fault(scans: Path, tmp_path: Pa
 
 @pytest.fixture
 def scans(tmp_path: Path, here: Here) -> Path:
-    """A node with three masked images of 16 pixels a side."""
+    """Create a node with three masked images of 16 x 16 pixels."""
     folder = tmp_path / "scans"
     here("init", folder)
-    say(folder, ("online = true", "online = false"), ('name = "small-cnn"', 'name = "unet:8"'))
+    edit_lines(folder, ("online = true", "online = false"), ('name = "small-cnn"', 'name = "unet:8"'))
     images = np.zeros((3, 16, 16), dtype=np.uint8)
     np.savez(folder / "data.npz", images=images, masks=images + np.eye(16, dtype=np.uint8))
     return folder
@@ -384,7 +392,7 @@ def test_check_uses_the_task_of_a_run_whose_data_are_elsewhere(
 
 def test_check_skips_data_whose_spec_is_at_the_server(scans: Path, tmp_path: Path, here: Here) -> None:
     folder, run = scans, tmp_path / "run.toml"
-    say(folder, ("fit = false", "fit = true"))  # to a size that only the server knows
+    edit_lines(folder, ("fit = false", "fit = true"))  # to a size known only to the server
     run.write_text(RUN, encoding="utf-8")
     code, out, err = here("check", folder, run)
     assert (code, err) == (1, "")
@@ -398,7 +406,7 @@ def test_check_skips_data_whose_spec_is_at_the_server(scans: Path, tmp_path: Pat
 
 def test_node_that_allows_sums_only_joins_secure_aggregation(scans: Path, tmp_path: Path, here: Here) -> None:
     folder, run = scans, tmp_path / "run.toml"
-    say(folder, ("sums_only = false", "sums_only = true"))
+    edit_lines(folder, ("sums_only = false", "sums_only = true"))
     config_text = (
         'method.name = "fedavg"\ntask.name = "segmentation"\ndata.name = "/nowhere/else.npz"\n'
         'nodes.models = ["unet:8"]\nstudent.model = "unet:8"\n'
@@ -407,4 +415,4 @@ def test_node_that_allows_sums_only_joins_secure_aggregation(scans: Path, tmp_pa
         run.write_text(f"{config_text}link.secure_aggregation = {sums}\n", encoding="utf-8")
         _, out, _ = here("check", folder, run)
         assert ("refuses (sums_only: " in out) is refused
-        assert "outputs_only: parameters may not leave" in out or refused  # which is another rule
+        assert "outputs_only: parameters may not leave" in out or refused  # refused by another rule

@@ -1,4 +1,4 @@
-"""``fedstill privacy``: plans that are what runs are charged, and the third of noise, steps and epsilon."""
+"""``fedstill privacy``: plans equal the charges of runs, and compute noise, steps or epsilon."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def write(folder: Path, *sections: str) -> Path:
 
 
 def stdout_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    """Return the output of a command, or its one line of error with exit code 2."""
+    """Return the output of a command; with ``code``, check that it ends with a one-line error."""
     with pytest.raises(SystemExit) as exit_info:
         main(["privacy", *words])
     output = capsys.readouterr()
@@ -95,7 +95,7 @@ def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
-# --- the plan is what the run is charged ----------------------------------------------------------------
+# --- plans equal charges --------------------------------------------------------------------------------
 
 
 CASES = {
@@ -107,12 +107,13 @@ CASES = {
     "fedmd dp-sgd": FEDMD + privacy("dp-sgd"),
     "fedavg dp-sgd": FEDAVG + privacy("dp-sgd"),
     "features dp-sgd": FEATURES + 'normalize = "public"\n' + FEDKD + privacy("dp-sgd"),
+    "components dp-sgd": FEATURES + 'normalize = "public"\ncomponents = 5\n' + FEDKD + privacy("dp-sgd"),
     "features gaussian pate": FEATURES + FEDKD.replace("held-out", "gaussian") + privacy("pate"),
 }
 
 
 def charged(path: Path) -> tuple[Simulation, dict[str, NodePlan], list[PlannedNode]]:
-    """A run, the plans of its nodes, and where these are; its audit log holds the events of the plans."""
+    """Run a plan and check that the audit log has the planned events; return the run, plans and nodes."""
     run, sites = _planned_simulated_nodes("tiny", load_toml(path))
     plans = {site.name: _solve_for_missing_option(run, site) for site in sites}
     experiment, _ = build_simulation(load_toml(path))
@@ -127,7 +128,7 @@ def charged(path: Path) -> tuple[Simulation, dict[str, NodePlan], list[PlannedNo
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_runs_audit_log_holds_the_events_of_its_plan(tmp_path: Path, case: str) -> None:
+def test_audit_log_of_simulation_has_planned_events(tmp_path: Path, case: str) -> None:
     _, plans, _ = charged(write(tmp_path, CASES[case]))
     for plan in plans.values():
         assert plan.cost.cost
@@ -140,7 +141,7 @@ def test_a_runs_audit_log_holds_the_events_of_its_plan(tmp_path: Path, case: str
         assert 0.9 * 8 < plan.cost.pld <= 8
 
 
-def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(tmp_path: Path) -> None:
+def test_plan_of_simulation_uses_limited_groups(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 255, (48, 8, 8), dtype=np.uint8)
     masks, patient = (images > 127).astype(np.uint8), np.arange(48) // 6
     np.savez(tmp_path / "slices.npz", images=images, masks=masks, patient=patient)
@@ -161,8 +162,8 @@ def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(
     )
 
 
-def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> None:
-    """The plan needs the node's folder only; its host charges the same, query by query."""
+def test_audit_log_of_node_has_planned_events(tmp_path: Path) -> None:
+    """The plan needs the folder of the node only; the node charges the same for each query."""
     policy = '[privacy]\nmechanism = "pate"\nepsilon = 20.0\npate = { teachers = 2 }\n'
     clinic = Clinic(tmp_path / "clinic", policy)
     method = tomli_w.dumps({"method": FEDIOD_OPTIONS})
@@ -175,16 +176,14 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     for number in range(1, 7):
         assert isinstance(clinic.query(number), tuple)
         assert isinstance(clinic.pull(number), tuple)
-    assert clinic.query(7)["kind"] == "QueryRefused"  # the seventh is not in the plan
+    assert clinic.query(7)["kind"] == "QueryRefused"  # the seventh query is not planned
     clinic.session.close()
     assert plan.cost.cost
     output = folder_log.read_total_spent(owner_folder.read_node_file(clinic.folder), clinic.folder)
     assert output == folder_log.TotalSpent(cost_to_dict(plan.cost.cost), units=frozenset({"a record"}))
 
 
-def test_an_owner_plans_with_the_features_of_the_node_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_owner_plan_uses_features_of_node_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     owned = '[features]\nbackbone = "random-conv:4"\n[privacy]\nmechanism = "dp-sgd"\nepsilon = 8.0\n'
     clinic = Clinic(tmp_path / "clinic", owned)
     path = write(tmp_path, FEATURES, FEDKD.replace("held-out", "gaussian"))
@@ -203,10 +202,10 @@ def test_no_queries_cost_nothing(tmp_path: Path) -> None:
         assert (plan.cost.cost, plan.cost.lines, plan.cost.pld) == (PrivacyCost(), (), 0.0)
 
 
-# --- the third of three -------------------------------------------------------------------------------
+# --- noise, steps or epsilon from the other two -------------------------------------------------------
 
 
-def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_computes_noise_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, FEDAVG, privacy("dp-sgd", "2.0"))
     output = stdout_of(capsys, "plan", str(path))
     assert "found      noise chosen for epsilon <= 2" in output
@@ -237,7 +236,7 @@ def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.Ca
     assert "To fix" not in again
 
 
-def test_steps_are_found_from_epsilon_and_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_computes_steps_from_epsilon_and_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write(tmp_path, FEDIOD, privacy("dp-sgd")))
     noise = "--noise=training=2,critic=3"
     output = stdout_of(capsys, "plan", path, "--epsilon", "2", noise)
@@ -254,8 +253,8 @@ def test_steps_are_found_from_epsilon_and_noise(tmp_path: Path, capsys: pytest.C
     assert "it costs more than the budget of a run, epsilon 2 at delta 1e-05" in more
 
 
-def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """FedAvg takes 0.3 passes over 718 or 719 records, 4 steps of about 64, and each says its size."""
+def test_computes_epsilon_from_noise_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """FedAvg makes 0.3 passes over 718 or 719 records in 4 steps of about 64, and releases data sizes."""
     path = str(write(tmp_path, FEDAVG, '[nodes.privacy]\nmechanism = "dp-sgd"\n'))
     output = stdout_of(capsys, "plan", path, "--noise", "1.5")
     (records,) = re.findall(r"privacy cost of node-\d, (\d+) records", output)
@@ -267,10 +266,10 @@ def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.Ca
     assert "of the run   no budget" in output
 
 
-def test_fediod_gradient_cost_is_the_papers_and_grows_with_queries(
+def test_fediod_gradient_cost_matches_paper_and_grows_with_queries(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """20 teachers, 8 inputs: noise 10 is 10 * 20 / (2 * sqrt(8)) sensitivities; Balle and Wang's price."""
+    """With 20 teachers and 8 inputs, noise 10 is 10 * 20 / (2 * sqrt(8)) sensitivities (Balle and Wang)."""
     path = str(write(tmp_path, FEDIOD, privacy("pate", more="pate = { teachers = 20 }\n")))
     for steps in (4, 64):
         noise = "--noise=pate=40,critic=3,gradients=10"
@@ -282,10 +281,12 @@ def test_fediod_gradient_cost_is_the_papers_and_grows_with_queries(
         for at, reached in ((alone + 0.001, True), (alone - 0.001, False)):
             lost = ndtr(mu / 2 - at / mu) - math.exp(at) * ndtr(-mu / 2 - at / mu)
             assert bool(lost <= 1e-5) is reached
-        assert max(node["epsilon"]["pld"] for node in plan["nodes"]) > 2 * alone, "all else is charged too"
+        assert max(node["epsilon"]["pld"] for node in plan["nodes"]) > 2 * alone, (
+            "other releases are charged too"
+        )
 
 
-def test_run_length_option_is_the_methods(tmp_path: Path) -> None:
+def test_run_length_option_depends_on_method(tmp_path: Path) -> None:
     def name(*sections: str) -> str:
         config = from_dict(parse_toml(TINY + "".join(sections)))
         run, sites = _planned_simulated_nodes("tiny", load_toml(write(tmp_path, *sections)))
@@ -303,7 +304,7 @@ def test_run_length_option_is_the_methods(tmp_path: Path) -> None:
     assert name(FEDAVG.replace("3", "1"), privacy("dp-sgd", "8.0", given)) == "local.epochs"
 
 
-# --- a node's folder ----------------------------------------------------------------------------------
+# --- folder of a node ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -342,9 +343,7 @@ def charge(folder: Path, cost: PrivacyCost, number: int = 0, *, guarantee: bool 
     audit.close()
 
 
-def test_a_plan_for_one_record_says_that_a_patient_has_several(
-    clinic: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_for_one_record_mentions_groups(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with np.load(clinic / "data.npz") as arrays:
         np.savez(clinic / "data.npz", **arrays, patient=np.arange(200) // 4)
     path = clinic / "node.toml"
@@ -360,7 +359,7 @@ def test_a_plan_for_one_record_says_that_a_patient_has_several(
     )
 
 
-def test_a_node_has_its_own_training_records_and_audit_log(
+def test_plan_of_node_uses_its_training_records_and_audit_log(
     clinic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = stdout_of(capsys, "plan", str(clinic), "digits-fedkd")
@@ -383,7 +382,7 @@ def test_a_node_has_its_own_training_records_and_audit_log(
     assert "clinic would refuse digits-fedkd: it costs more than is left of the data's budget" in output
 
 
-def test_data_that_left_without_guarantee_have_nothing_left(
+def test_no_budget_is_left_after_release_without_guarantee(
     clinic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     charge(clinic, PrivacyCost(), guarantee=False)
@@ -414,9 +413,7 @@ def test_plan_warns_of_votes_below_noise(tmp_path: Path, capsys: pytest.CaptureF
     assert "teachers" not in output
 
 
-def test_a_run_as_long_as_least_steps_can_be_planned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_accepts_run_of_minimum_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sections = FEDKD, privacy("dp-sgd")
     local = "local = { epochs = 0.3, min_steps = 30, batch = 4096 }"
     path = write(tmp_path, *sections)
@@ -430,7 +427,7 @@ def test_a_run_as_long_as_least_steps_can_be_planned(
 
 
 @pytest.mark.parametrize("node", [False, True])
-def test_options_of_the_run_are_those_of_the_plan(
+def test_plan_uses_options_of_the_run(
     tmp_path: Path, clinic: Path, capsys: pytest.CaptureFixture[str], node: bool
 ) -> None:
     path = write(tmp_path, FEDAVG, privacy("dp-sgd"))
@@ -462,13 +459,13 @@ def test_queries_of_unknown_count_need_given_noise(
     assert "and the charge of predict each time" in output
 
 
-def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_guarantee_without_mechanism(capsys: pytest.CaptureFixture[str]) -> None:
     output = stdout_of(capsys, "plan", "digits-fediod")
     assert "mechanism  none: releases leave as they are, without any guarantee" in output
     assert "whole run  no guarantee" in output
 
 
-# --- what cannot be planned ---------------------------------------------------------------------------
+# --- invalid plans --------------------------------------------------------------------------------------
 
 
 MISTAKES = (
@@ -491,7 +488,7 @@ def test_invalid_option_is_one_line(capsys: pytest.CaptureFixture[str], golden: 
     golden("errors-of-privacy", "".join(lines))
 
 
-def test_a_run_that_would_be_refused_has_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_run_has_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write(tmp_path, FEDKD, "labeled = true\n", privacy("dp-sgd")))
     assert "none if public data are added to its own" in stdout_of(capsys, "plan", path, code=2)
     path = str(write(tmp_path, FEDKD, privacy("dp-sgd")))
@@ -506,22 +503,26 @@ def test_two_unknown_noise_values_need_two_names(tmp_path: Path, capsys: pytest.
     assert "invalid --noise = 'critic' (expected noise for them too" in output
 
 
-def test_an_epsilon_that_no_noise_is_enough_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The counts alone, with noise of scale 10, cost 0.1."""
+def test_rejects_epsilon_below_cost_of_label_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The label counts alone, with noise of scale 10, cost 0.1."""
     path = str(write(tmp_path, FEDIOD, privacy("dp-sgd", "0.05")))
     assert "invalid privacy.epsilon = 0.05 (expected a larger one" in stdout_of(capsys, "plan", path, code=2)
     output = stdout_of(capsys, "plan", path, "--epsilon", "0.5", "--noise", "training=1,critic=1", code=2)
     assert "invalid --epsilon = 0.5 (expected more, or more noise: even method.steps = 1 costs more" in output
 
 
-def test_a_mechanism_that_cannot_protect_the_method(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejects_mechanism_that_cannot_protect_the_method(
+    clinic: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "it does not declare depends_on_records" in stdout_of(
         capsys, "plan", str(clinic), "digits-fedgen", code=2
     )
     assert "the run is missing" in stdout_of(capsys, "plan", str(clinic), code=2)
 
 
-# --- cost, help --------------------------------------------------------------------------------------
+# --- cost and help --------------------------------------------------------------------------------------
 
 
 def test_published_epsilons_of_dp_sgd(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def test_no_advice_without_records() -> None:
     assert not advice(TASKS["tabular"](), 230, 3.0)
 
 
-def test_no_advice_for_what_the_run_already_uses(command: Callable[..., tuple[int, str, str]]) -> None:
+def test_no_advice_if_run_uses_it_already(command: Callable[..., tuple[int, str, str]]) -> None:
     for model, recommended in ((MODEL, False), ("linear", True)):
         code, out, err = command("privacy", "plan", "digits-fedkd-private", "--nodes.models", model)
         assert code == 0, err

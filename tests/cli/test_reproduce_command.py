@@ -1,4 +1,4 @@
-"""The papers' tables and figures: the list, one of them from its file to its record, and refusals."""
+"""Tables and figures of papers: the list, one reproduction from file to record, and refusals."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def reproduce(*, root, out, seed):
 
 @pytest.fixture
 def papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of two papers' files in place of ours, and another one to work in."""
+    """Replace the files of the papers by those of two others, and change to an empty folder."""
     folder, here = tmp_path / "experiments", tmp_path / "here"
     folder.mkdir()
     here.mkdir()
@@ -127,11 +127,11 @@ def test_table_is_run_recorded_and_resumed(
     before = first.read_bytes()
     assert not (papers / "records").exists()
     reproduced("x-table1", "--record", "--quiet", *changed)
-    assert first.read_bytes() == before  # only the second seed ran
+    assert first.read_bytes() == before  # only the second seed was run
     record = ReproductionRecord.read(papers / "records" / "x_table1.json")
     assert record is not None
     assert record.seeds == (0, 1)
-    assert record.changed == ("--nodes.local.epochs 1.0",)  # where the data lie makes no other table
+    assert record.changed == ("--nodes.local.epochs 1.0",)  # the data folder does not change the table
     rows = {(row.method, row.metric): row for row in record.rows}
     result = json.loads(before)
     assert rows["fedavg", "accuracy"].values[0] == round(result["accuracy"], 4)
@@ -164,9 +164,7 @@ def test_table_is_run_recorded_and_resumed(
     assert not Path("apart/x-table1/fedavg-seed0").exists()
     separate_record = ReproductionRecord.read(made)
     assert separate_record is not None
-    assert (
-        separate_record.rows == stale.rows
-    )  # the other method's figures stay what they were, in their places
+    assert separate_record.rows == stale.rows  # results of the other method are kept
     reproduced("x-table1", "--only", "fedavg", "--record", "--quiet", *changed)
     renewed = ReproductionRecord.read(made)
     assert renewed is not None
@@ -176,7 +174,7 @@ def test_table_is_run_recorded_and_resumed(
     reproduced("x-table1", "--only", "fedavg", "--seeds", "1", "--record", code=2)
     assert "invalid --seeds = 1 (expected 2, as in the record" in capsys.readouterr().err
 
-    reproduced("x-fig1", "--record", "--quiet", *changed)  # draws from the runs that are there, and runs none
+    reproduced("x-fig1", "--record", "--quiet", *changed)  # uses existing runs and starts none
     assert first.read_bytes() == before
     assert Path("runs/reproduce/x-fig1/seed1/drawn.svg").exists()
     written = ReproductionRecord.read(papers / "records" / "x_fig1.json")
@@ -200,13 +198,13 @@ def test_table_at_another_scale_has_the_remarks_on_that_scale(
     assert result["features"]["backbone"] == "random-conv:2"
 
 
-def test_a_figure_makes_only_the_runs_that_it_shows(papers: Path) -> None:
+def test_figure_runs_only_the_methods_it_shows(papers: Path) -> None:
     reproduced("x-fig1", "--seeds", "1", "--quiet")
     table = Path("runs/reproduce/x-table1")
     assert Path("runs/reproduce/x-fig1/seed0/drawn.svg").exists()
     assert (table / "fedavg-seed0" / "result.json").exists()
     assert not (table / "standalone-seed0").exists()
-    reproduced("x-table1", "--seeds", "1", "--quiet")  # the same comparison: it resumes with the rest
+    reproduced("x-table1", "--seeds", "1", "--quiet")  # the same comparison resumes with the remaining runs
     assert (table / "standalone-seed0" / "result.json").exists()
 
 
@@ -278,14 +276,14 @@ def test_invalid_reproductions_are_one_line(
     assert message in line
 
 
-def test_a_file_that_reproduces_nothing_is_refused(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejects_file_without_reproduction(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (papers / "plain.toml").write_text('methods = ["fedavg"]')
     reproduced(str(papers / "plain.toml"), code=2)
     assert "a file with a table [reproduces]" in capsys.readouterr().err
 
 
-def test_ours_are_listed_in_the_papers_order_and_their_records_are_theirs() -> None:
-    """Every record belongs to a file, has the methods that the file publishes, and can be printed."""
+def test_built_in_reproductions_are_listed_in_order_with_matching_records() -> None:
+    """Every record belongs to a file, contains the published methods of the file, and can be printed."""
     entries = reproduction.reproductions()
     names = [entry.name for entry in entries]
     assert names.index("fediod-table2") < names.index("fediod-table9") < names.index("fediod-fig3")

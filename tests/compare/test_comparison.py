@@ -1,4 +1,4 @@
-"""Plans of comparisons: their files, short forms, options and refusals."""
+"""Comparison plans: files, short forms, options and refusals."""
 
 from __future__ import annotations
 
@@ -430,13 +430,13 @@ def test_published_metric_does_not_apply_to_variants() -> None:
     both = _build_comparison({"methods": ["fedavg", "long"], "options": options, "paper": paper}, "x", {})
     assert both.published("", "fedavg", "accuracy") is not None
     assert both.published("", "long", "accuracy") is None
-    # If no label is the method's name, the metric applies to the only variant.
+    # If no label equals the method name, the metric applies to the only variant.
     alone = _build_comparison({"methods": ["long"], "options": options, "paper": paper}, "x", {})
     assert alone.published("", "long", "accuracy") is not None
 
 
 def test_xray_upper_bound_has_all_findings_and_public_images() -> None:
-    """The upper bound corresponds to "Centralized" in FedKD's Table 4. Other methods know what nodes know."""
+    """The upper bound is "Centralized" in Table 4 of FedKD; the others see only the findings of a node."""
     plan = read_comparison(PRESETS.parent / "fedkd_table4.toml")
     for planned_run in plan.planned_runs():
         one = plan.run_config(planned_run)
@@ -461,9 +461,9 @@ def test_attack_options_are_part_of_plan(tmp_path: Path) -> None:
     whole = LeakageConfig.from_table({"seed": 4, "membership": {"shadows": 8}}).to_table()
     assert plan.leakage == whole
     assert plan.leakage is not None
-    assert set(plan.leakage) == set(LeakageConfig().to_table())  # no default is left out
+    assert set(plan.leakage) == set(LeakageConfig().to_table())  # including all defaults
     assert read_comparison(write_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
-    # The flag asks for what the file says, or for the defaults where it says nothing.
+    # The flag requests the attacks of the file, or the default ones if the file has none.
     assert read_comparison(write_file(tmp_path, text), leakage=True).leakage == whole
     assert read_comparison(write_file(tmp_path, FILE), leakage=True).leakage == LeakageConfig().to_table()
     assert plan_comparison(["fedavg"], leakage=True).leakage == LeakageConfig().to_table()
@@ -490,7 +490,7 @@ def test_invalid_attack_is_one_line(tmp_path: Path, text: str, line: str) -> Non
     assert str(refused.value).startswith(line)
 
 
-# --- short forms of a comparison's file --------------------------------------------------------------
+# --- short forms in comparison files -----------------------------------------------------------------
 
 
 SHORT_FORMS = """
@@ -529,7 +529,7 @@ def test_expands_shared_and_varied_options() -> None:
     table = expand_short_forms(parse_toml(SHORT_FORMS))
     assert table["methods"] == ["plain", "other", "tau-3", "tau-inf"]
     assert table["options"]["plain"] == {"name": "fedkd", "gamma": 1.0}
-    assert table["options"]["other"] == {"name": "fedavg"}  # another method shares nothing
+    assert table["options"]["other"] == {"name": "fedavg"}  # options are not shared with another method
     assert table["options"]["tau-3"] == {"name": "fedkd", "gamma": 1.0, "tau": 3.0}
     assert {"method", "vary", "published", "reproduces", "scale"}.isdisjoint(table)
 
@@ -547,7 +547,7 @@ def test_scale_overrides_file() -> None:
     paper = at_scale(parse_toml(SHORT_FORMS), "paper")
     assert (paper["seeds"], paper["method"]) == (3, {"name": "fedkd", "gamma": 0.5})
     assert paper["base"] == {"data": {"name": "digits", "train_limit": 0}}
-    assert list(paper["options"]) == ["plain"]  # the scale leaves the other method out
+    assert list(paper["options"]) == ["plain"]  # the scale omits the other method
     assert at_scale({"base": {"seed": 1}, "scale": {"paper": {"base": {"extends": "paper"}}}}, "paper") == {
         "base": {"extends": "paper"}  # another preset replaces the base
     }
@@ -575,7 +575,7 @@ def test_scale_without_methods_drops_their_settings() -> None:
     table = {"methods": ["a", "b"], "settings": [setting], "scale": {"paper": {"methods": ["a"]}}}
     (reduced,) = at_scale(table, "paper")["settings"]
     assert reduced == {"name": "few", "split": {"nodes": 2}, "options": {"a": {"tau": 1.0}}}
-    assert list(setting["options"]) == ["a", "b"]  # the file's own stays for its other scales
+    assert list(setting["options"]) == ["a", "b"]  # the original table is not changed
 
 
 @pytest.mark.parametrize(

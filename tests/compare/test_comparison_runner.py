@@ -1,4 +1,4 @@
-"""Comparisons run: results, attacks, and resuming after a kill at any moment."""
+"""Runs of comparisons: results, attacks, and resuming after a kill at any time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QUICK: Mapping[str, Any] = {
 
 
 def run_comparison(plan: Comparison, out: Path, **how: Any) -> None:
-    """Run a comparison as the command does, with reports and files."""
+    """Run a comparison with reports and files, like the command."""
     comparison_runner.compare(plan, out, report=write_report, **how)
     write_comparison(out, read_comparison_folder(out))
 
@@ -72,7 +72,7 @@ def test_complete_comparison(
     reads, arrays = [], Digits.arrays
     monkeypatch.setattr(Digits, "arrays", lambda self: reads.append(self) or arrays(self))
     run_comparison(plan, out, command="fedstill compare something")
-    assert len(reads) == 1  # once, for the check and both runs
+    assert len(reads) == 1  # data are loaded once for the check and both runs
     lines = [line.rpartition("  ")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
     assert lines == [["run 1 of 2", "standalone, seed 0"], ["run 2 of 2", "fedavg, seed 0"]]
     rows = {row["method"]: row for row in records(out)}
@@ -88,7 +88,7 @@ def test_complete_comparison(
         assert (folder / "report.html").exists()
     assert read_comparison_folder(out) == plan
     assert comparison_runner.read_command(out) == "fedstill compare something"
-    # A run of a comparison is a run like any other, with equal metrics.
+    # Runs of a comparison have the same metrics as single runs.
     alone = run.run(
         spec.load_toml(out / "fedavg-seed0" / "config.toml"), tmp_path / "x", command="", progress=False
     )
@@ -106,7 +106,7 @@ def test_resumes_same_comparison_and_rejects_another(tmp_path: Path) -> None:
     run_comparison(plan, out, command="two", quiet=True)
     resume_comparison(out, quiet=True)
     assert (out / "compare.html").exists()
-    assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
+    assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # no run was repeated
     for other, part in (
         (
             plan_comparison(["standalone", "fedavg"], changes=QUICK),
@@ -128,7 +128,7 @@ def test_resumes_same_comparison_and_rejects_another(tmp_path: Path) -> None:
 
 
 def test_resume_rejects_changed_data(tmp_path: Path) -> None:
-    """The changed data have equal shape and size, so the table would not reveal them."""
+    """The changed data have equal shape and size, so the result table would not show a difference."""
     rng = np.random.default_rng(0)
     made = {"images": rng.random((200, 8, 8), dtype=np.float32), "labels": rng.integers(0, 3, 200)}
     file, out = tmp_path / "mine.npz", tmp_path / "out"
@@ -143,14 +143,14 @@ def test_resume_rejects_changed_data(tmp_path: Path) -> None:
     assert {row["method"] for row in records(out)} == {"standalone", "fedavg"}
     np.savez(file, **{**made, "images": 1 - made["images"]})
     more = plan_comparison(["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)}, seeds=2)
-    with pytest.raises(RunFolderError, match="other data"):  # of a seed that was not there
+    with pytest.raises(RunFolderError, match="other data"):  # for a new seed
         run_comparison(more, out, command="", quiet=True)
 
 
 def test_resume_rejects_changed_custom_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Seeds of different versions of a method must not be averaged."""
+    """Runs of different versions of a method must not be averaged."""
     monkeypatch.syspath_prepend(tmp_path)
     file, out = tmp_path / "a_lab_of_mine.py", tmp_path / "out"
     text = "from dataclasses import dataclass\nfrom fedstill.methods.standalone import Standalone\n"
@@ -216,7 +216,7 @@ def test_refused_runs_are_in_table_before_first_run(tmp_path: Path) -> None:
     assert not (out / "fedavg-seed0").exists()
     assert refused["reason"] in (out / "compare.html").read_text().replace("&#39;", "'")
     reasons = comparison_runner.read_not_run(out)
-    run_comparison(plan, out, command="", only=["standalone"], quiet=True)  # which asks nothing of FedAvg
+    run_comparison(plan, out, command="", only=["standalone"], quiet=True)  # does not check FedAvg
     assert comparison_runner.read_not_run(out) == reasons == {"fedavg-seed0": refused["reason"]}
 
 
@@ -268,7 +268,7 @@ def test_creates_no_folder_if_nothing_can_run(tmp_path: Path) -> None:
 
 
 def test_run_at_policy_limit_does_not_stop_others(tmp_path: Path) -> None:
-    # FedAvg's parameters are more than this, which only the first round finds out.
+    # The parameters of FedAvg exceed the limit, which is detected in the first round.
     plan = plan_comparison(["fedavg", "standalone"], changes={**QUICK, "nodes.policy.max_bytes": 1000})
     run_comparison(plan, tmp_path / "out", command="", quiet=True)
     rows = {row["method"]: row for row in records(tmp_path / "out")}
@@ -277,11 +277,11 @@ def test_run_at_policy_limit_does_not_stop_others(tmp_path: Path) -> None:
     assert rows["standalone"]["status"] == "finished"
 
 
-# --- attacked runs ------------------------------------------------------------------------------------
+# --- attacks on runs ----------------------------------------------------------------------------------
 
 
 class FakeAttack:
-    """Replaces the attack: writes its files, records the folders, and fails on demand."""
+    """Replaces the attacks: writes a result file, records its calls, and fails on demand."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []  # folder, command
@@ -335,7 +335,7 @@ def test_attacks_each_finished_run_once(
     assert attacks.calls[1] == ("fedavg-seed0", f"fedstill attack {out / 'fedavg-seed0'}")
     assert [row["membership_auc"] for row in records(out)] == ["60.0", "60.0"]
     assert "One in &lt;three&gt; was found." in (out / "compare.html").read_text(encoding="utf-8")
-    # What has been attacked is not attacked again, unless by other options.
+    # Attacks are not repeated unless their options change.
     run_comparison(plan, out, command="again", quiet=True)
     resume_comparison(out, quiet=True)
     assert len(attacks.calls) == 2
@@ -346,7 +346,7 @@ def test_attacks_each_finished_run_once(
     assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "fedavg-seed0"]
 
 
-def test_finished_comparison_is_attacked_later(tmp_path: Path, attacks: FakeAttack) -> None:
+def test_finished_comparison_can_be_attacked_later(tmp_path: Path, attacks: FakeAttack) -> None:
     out = tmp_path / "out"
     plan = plan_comparison(["standalone"], changes=QUICK)
     run_comparison(plan, out, command="one", quiet=True)
@@ -356,11 +356,11 @@ def test_finished_comparison_is_attacked_later(tmp_path: Path, attacks: FakeAtta
     before = (out / "standalone-seed0" / "result.json").read_bytes()
     attacked = plan_comparison(["standalone"], changes=QUICK, leakage=True)
     run_comparison(attacked, out, command="two", quiet=True)
-    assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
+    assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # no run was repeated
     assert attacks.folders == ["standalone-seed0"]
     assert read_comparison_folder(out) == attacked
     assert comparison_runner.read_command(out) == "two"
-    # The same comparison without attacks keeps those that are there; others are refused.
+    # Without attacks, the same comparison keeps its attack options. Other attack options are refused.
     (out / "standalone-seed0" / "leakage.json").unlink()
     run_comparison(plan, out, command="three", quiet=True)
     assert attacks.folders == ["standalone-seed0"] * 2
@@ -370,7 +370,7 @@ def test_finished_comparison_is_attacked_later(tmp_path: Path, attacks: FakeAtta
         run_comparison(other, out, command="", quiet=True)
 
 
-def test_failed_attack_is_noted_and_stops_nothing(
+def test_failed_attack_is_reported_and_does_not_stop_others(
     tmp_path: Path, attacks: FakeAttack, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -385,7 +385,7 @@ def test_failed_attack_is_noted_and_stops_nothing(
     message = "Standalone, seed 0: not attacked: the run is not repeated here."
     assert message in (out / "compare.html").read_text(encoding="utf-8")
     assert message in summarize(out, plan).notes
-    # It is tried again, and the note goes once it is attacked.
+    # A failed attack is retried, and its note is deleted after success.
     attacks.failing = None
     resume_comparison(out, quiet=True)
     assert comparison_runner.read_not_attacked(out) == {}
@@ -393,14 +393,14 @@ def test_failed_attack_is_noted_and_stops_nothing(
     assert message not in (out / "compare.html").read_text(encoding="utf-8")
 
 
-# --- killed -------------------------------------------------------------------------------------------
+# --- killed runs --------------------------------------------------------------------------------------
 
 COMMAND = """compare standalone few.toml --base few.toml --seeds 2 --split.nodes 2
 --data.train_limit 300 --nodes.local.epochs 2 --engine.threads 1
 --evaluation.every 5 --out out"""
 
 
-# A state is saved every five seconds of a run; here after each step, so that a kill finds one.
+# Checkpoints are saved every five seconds. Here they are saved more often, so that a kill finds one.
 OFTEN = "from fedstill.core import run_writer; run_writer.SECONDS_BETWEEN = 0.2"
 
 
@@ -408,12 +408,12 @@ def start(folder: Path, words: list[str]) -> Command:
     return Command(words, folder, [Path(__file__).parents[2]], OFTEN)
 
 
-def run_until_killed(folder: Path, words: list[str], sign: Path) -> None:
-    """Run a command until a file is there, then kill it."""
+def run_until_killed(folder: Path, words: list[str], awaited: Path) -> None:
+    """Run a command until the file ``awaited`` exists, then kill it."""
     process = start(folder, words)
     deadline = time.monotonic() + PATIENCE
-    while not sign.exists():
-        assert process.runs, "it ended before the kill"
+    while not awaited.exists():
+        assert process.runs, "the process ended before it was killed"
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert process.kill() == -signal.SIGKILL
@@ -427,7 +427,8 @@ def test_resumed_comparison_reaches_equal_metrics(tmp_path: Path) -> None:
     whole = start(tmp_path / "whole", words)
 
     out = tmp_path / "out"
-    run_until_killed(tmp_path, words, out / "few-seed0" / "metrics.jsonl")  # written with the first state
+    # written with the first checkpoint
+    run_until_killed(tmp_path, words, out / "few-seed0" / "metrics.jsonl")
     assert (out / "standalone-seed0" / "result.json").exists()
     assert not (out / "few-seed0" / "result.json").exists()
     finished = (out / "standalone-seed0" / "result.json").read_bytes()
@@ -446,7 +447,7 @@ def test_kill_during_first_write_loses_nothing(tmp_path: Path) -> None:
     (out / "standalone-seed0").mkdir(parents=True)
     (out / "compare.toml.part").write_text("half a f")
     (out / "standalone-seed0" / "config.toml.part").write_text("half a f")
-    with pytest.raises(RunFolderError):  # a run's folder without its plan: not planned
+    with pytest.raises(RunFolderError):  # a run folder without a plan
         run_comparison(quick_plan(), out, command="", quiet=True)
     plan = quick_plan()
     (out / "compare.toml").write_text(f"# Made by: x\n\n{plan.to_toml()}")

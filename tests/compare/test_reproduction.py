@@ -1,4 +1,4 @@
-"""The pages of the papers' tables agree with the records, and what they say of a row with its options."""
+"""Pages of reproduced tables agree with the records, and with the options of each row."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_page_is_generated_from_the_record(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "scale"), RECORDED)
-def test_record_has_verdict_that_its_flags_allow(name: str, scale: str) -> None:
+def test_verdict_matches_flags_of_record(name: str, scale: str) -> None:
     entry = ENTRIES[name]
     record, notes = entry.record(scale), entry.notes(scale)
     assert record is not None
@@ -57,7 +57,7 @@ def test_flagged_results_are_recorded_and_not_on_the_page() -> None:
     record = entry.record()
     assert record is not None
     assert NOT_AT_THIS_SCALE in page(entry)
-    assert "29.7" in reproduction_markdown(entry, record)  # of epsilon 3.5
+    assert "29.7" in reproduction_markdown(entry, record)  # epsilon 3.5
     assert "29.7" not in page(entry)
 
 
@@ -72,25 +72,25 @@ def test_row_near_the_print_is_cited_next_to_fedstills_form() -> None:
 
 # --- forms ----------------------------------------------------------------------------------------------
 
-FEDIOD = {  # tables on label maps
+FEDIOD = {  # tables with label maps
     "fediod-table2": str(PRESETS / "paper-mri-segmentation.toml"),
     "fediod-table3": str(PRESETS / "paper-nuclei.toml"),
     "fediod-table4": str(PRESETS / "paper-nuclei.toml"),
     "fediod-table9": str(PRESETS / "paper-mri-reconstruction.toml"),
 }
-PRINTED = {  # method: a preset with the printed options; a run of a table may have its own
+PRINTED = {  # presets with the printed options by method; a table may have other ones
     "fediod": "cifar10-fediod-printed",
     "fedkd": str(PRESETS / "paper-xray.toml"),
     "fedmd-cg": "fashion-fedmd-cg-printed",
 }
 LENGTHS = {"name", "steps", "pretrain", "rounds", "participation", "batch", "epochs"}
 SIZES = LENGTHS | {"lr", "lr_end", "schedule", "width", "noise", "generator_lr"}
-LOSSES = ("critic.batch", "student.steps")  # options of the form although their last words are sizes
+LOSSES = ("critic.batch", "student.steps")  # options of the losses whose names are those of sizes
 NAMED = re.compile(r"(\S+) = (\S+) \(printed: ([^)\s]+)\)")
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield options as the files write them."""
+    """Yield options with dotted names and values as written in files."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
@@ -108,8 +108,8 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
         if entry.is_comparison and scale != "paper"
     ],
 )
-def test_named_differences_are_those_of_the_options(name: str, scale: str) -> None:
-    """A row in fedstill's form names each option of the three methods that differs from the print."""
+def test_named_differences_match_options(name: str, scale: str) -> None:
+    """Rows in fedstill's form name all differences to the print, for methods with printed options."""
     entry = ENTRIES[name]
     comparison, table = entry.comparison(scale), at_scale(entry.table, scale)
     assert comparison.forms.keys() <= comparison.methods.keys()
@@ -121,11 +121,12 @@ def test_named_differences_are_those_of_the_options(name: str, scale: str) -> No
         printed = spec.load(FEDIOD.get(name, PRINTED["fediod"]) if "fediod" in method else PRINTED[method])
         options, theirs = (dict(flat(spec.to_dict(part)["method"])) for part in (run, printed))
         named = {key: (ours, paper) for key, ours, paper in NAMED.findall(form.differs)}
-        if EVERY_METHOD in table["forms"]:  # an ablation: each row changes an option of its own
+        if EVERY_METHOD in table["forms"]:  # in ablations, each row changes an option of its own
             changed = {*table.get("options", {}).get(label, {}), label.partition("-")[0]}
             named = {key: values for key, values in named.items() if key not in changed}
         assert all((options[key], theirs[key]) == values for key, values in named.items()), (label, named)
-        if form.form == "fedstill" and method.startswith("fediod") and name != "fediod-table6":  # an ablation
+        # table 6 is an ablation
+        if form.form == "fedstill" and method.startswith("fediod") and name != "fediod-table6":
             assert (
                 named.keys() >= different_losses(options, theirs) - {"student_inputs"}
                 or "as fediod" in form.differs

@@ -1,4 +1,4 @@
-"""Device, precision and memory layout; concurrent calls."""
+"""Device, precision and memory layout, and concurrent calls."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def test_rejects_misspelled_choice_from_python(config: Any, name: str, message: 
     ("capabilities", "faster"),
     [
         ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}, True),
-        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": False}, False),  # takes twice as long
+        # bfloat16 takes twice as long
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": False}, False),
         ({"cpu_name": "AMD EPYC", "avx512_bf16": True, "amx_bf16": False}, True),
         ({"cpu_name": "AMD EPYC", "avx512_bf16": False, "amx_bf16": False}, False),
         ({"architecture": "aarch64", "bf16": True}, False),
@@ -88,7 +89,7 @@ def test_unknown_processor_uses_float32(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("emulated", [True, False])
-def test_emulated_bfloat16_does_not_count(emulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_bfloat16_is_not_faster(emulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def supported(including_emulation: bool = True) -> bool:
         return including_emulation or not emulated
 
@@ -100,8 +101,8 @@ def test_emulated_bfloat16_does_not_count(emulated: bool, monkeypatch: pytest.Mo
     ("precision", "faster", "shape", "model", "expected"),
     [
         ("auto", True, (1, 16, 16), "small-cnn:4", "bfloat16"),
-        ("auto", True, (1, 16, 12), "small-cnn:4", "float32"),  # small images gain nothing
-        ("auto", True, (1, 16, 16), "mlp:4", "float32"),  # nor do networks without convolutions
+        ("auto", True, (1, 16, 12), "small-cnn:4", "float32"),  # no speedup for small images
+        ("auto", True, (1, 16, 16), "mlp:4", "float32"),  # no speedup without convolutions
         ("auto", False, (1, 16, 16), "small-cnn:4", "float32"),
         ("float32", True, (1, 16, 16), "small-cnn:4", "float32"),
         ("bfloat16", False, (1, 8, 8), "mlp:4", "bfloat16"),
@@ -125,7 +126,7 @@ def test_auto_precision_depends_on_processor_and_network(
 
 
 def is_channels_last(compute: Compute, network: nn.Module) -> bool:
-    """Return whether a network of three channels is channels last on the device."""
+    """Return whether a network for three channels is in channels-last format on the device."""
     return bool(compute.to_device(network)[0].weight.is_contiguous(memory_format=LAST))  # type: ignore[index]
 
 
@@ -135,15 +136,15 @@ def test_networks_use_channels_last_if_enabled() -> None:
 
 
 def convolution_with_group_norm() -> nn.Sequential:
-    """Return a convolution and torch's group norm."""
+    """Return a convolution and the group norm of torch."""
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
 
 
 def test_group_norm_keeps_channels_first_in_bfloat16() -> None:
-    """It is several times faster with channels first."""
+    """With channels first, it is several times faster."""
     low = Compute(EngineConfig(precision="bfloat16"))
     assert not is_channels_last(low, convolution_with_group_norm())
-    assert is_channels_last(low, SmallCNN((3, 8, 8), 3, 4))  # whose norms take any layout
+    assert is_channels_last(low, SmallCNN((3, 8, 8), 3, 4))  # its norms support any layout
 
 
 class CustomGroupNorm(nn.GroupNorm):
@@ -152,7 +153,7 @@ class CustomGroupNorm(nn.GroupNorm):
 
 @pytest.mark.parametrize("norm", [nn.GroupNorm, CustomGroupNorm])
 def test_group_norm_behind_frozen_layers_keeps_channels_first(norm: type[nn.GroupNorm]) -> None:
-    """torch ends the process in the backward pass of such a norm with channels last."""
+    """With channels last, torch crashes in the backward pass of this norm."""
     network = nn.Sequential(nn.Conv2d(3, 4, 3), norm(2, 4))
     network[0].requires_grad_(False)
     assert not is_channels_last(Compute(), network)
@@ -191,7 +192,7 @@ def test_matching_layout_is_not_copied() -> None:
 def test_networks_with_overrunning_gradients_keep_channels_first(
     channels: int, stride: int, last: bool
 ) -> None:
-    """Without AVX-512, torch 2.13 ends the process or reads memory outside of the tensor."""
+    """Without AVX-512, torch 2.13 crashes or reads memory outside of the tensor."""
     network = nn.Sequential(nn.Conv2d(3, channels, 3), nn.Conv2d(channels, 8, 1, stride))
     assert is_channels_last(Compute(EngineConfig(device="cpu")), network) is last
 
@@ -226,7 +227,7 @@ def two_threads() -> Iterator[None]:
     ("threads", "shape", "expected"),
     [
         (0, (1, 8, 8), 1),
-        (2, (1, 8, 8), 2),  # the user's own number
+        (2, (1, 8, 8), 2),  # set by the user
         (0, (1, 28, 28), 2),
         (0, (3, 32, 32), 2),
     ],
@@ -277,12 +278,12 @@ def test_student_does_not_depend_on_thread_count() -> None:
 
 
 def test_runs_concurrently_and_returns_results_in_order() -> None:
-    workers, meeting = Workers(2), Barrier(2)
+    workers, barrier = Workers(2), Barrier(2)
     workers.map(lambda item: item, ["first"], ["meet"])
 
     def meet(item: int) -> int:
-        meeting.wait(timeout=60)  # alone, nobody would come
-        time.sleep(0.02 * (4 - item))  # later ones end first
+        barrier.wait(timeout=60)  # times out unless both workers run
+        time.sleep(0.02 * (4 - item))  # later items end first
         return 10 * item
 
     assert workers.map(meet, [0, 1, 2, 3], ["meet"] * 4) == [0, 10, 20, 30]
@@ -300,7 +301,7 @@ def test_workers_use_one_torch_thread_and_caller_keeps_its_own() -> None:
 
 
 def test_random_functions_use_one_torch_thread() -> None:
-    """Sums over several threads differ in the last digits. After a resume another call is the first one."""
+    """Thread counts change the last digits of sums, and the first call differs after a resume."""
 
     def threads(item: int) -> int:
         sample_numbers(item)
@@ -361,7 +362,7 @@ def test_error_is_raised_after_other_workers_finish() -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Handle SIGINT as a terminal does. Processes that run tests may ignore it."""
+    """Handle SIGINT like a process in a terminal; test processes may ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -414,14 +415,14 @@ def test_nested_map_does_not_deadlock() -> None:
     def call() -> None:
         done.append(workers.map(both, [10, 20, 30], ["outer"] * 3))
 
-    asking = Thread(target=call, daemon=True)
-    asking.start()
-    asking.join(60)
+    caller = Thread(target=call, daemon=True)
+    caller.start()
+    caller.join(60)
     assert done == [[[11, 12], [21, 22], [31, 32]]]
 
 
 def test_interrupt_during_start_leaves_no_waiting_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the process could not end."""
+    """A waiting thread would keep the process from ending."""
     submit, started = ThreadPoolExecutor.submit, []
 
     def interrupted(pool: ThreadPoolExecutor, *what: Any) -> Any:

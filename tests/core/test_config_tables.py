@@ -1,4 +1,4 @@
-"""Files with a BOM, as Windows editors write it, are read like others."""
+"""Files with a BOM, as written by Windows editors, are read like others."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_ignores_byte_order_prefix(kind: str, tmp_path: Path) -> None:
 
 
 def test_rejects_utf16_file_by_name(tmp_path: Path) -> None:
-    """PowerShell writes redirected output in UTF-16."""
+    """PowerShell redirects output in UTF-16."""
     (tmp_path / "run.toml").write_text("seed = 1\n", encoding="utf-16")
     with pytest.raises(FedstillError, match=r"run\.toml.*UTF-8"):
         read_toml(tmp_path / "run.toml")

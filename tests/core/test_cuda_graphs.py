@@ -1,4 +1,4 @@
-"""Captured steps: with a substitute for CUDA graphs on the CPU, and with CUDA graphs on a GPU."""
+"""Captured training steps: with CUDA graphs on a GPU, and with a substitute on the CPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 class LinearTraining:
-    """A linear layer trained by captured or eager steps."""
+    """Linear layer trained by captured or eager steps."""
 
     def __init__(self, captured: bool) -> None:
         self.net = nn.Linear(3, 2)
@@ -60,7 +60,7 @@ class LinearTraining:
         self.adam = torch.optim.Adam(self.net.parameters(), 0.1, fused=True)
         self.capture = FakeCapture(ModelAndOptimizerTensors([self.net], [self.adam]))
         if captured:
-            for group in self.adam.param_groups:  # as make_capturable does on a GPU
+            for group in self.adam.param_groups:  # like make_capturable on a GPU
                 group["lr"] = torch.tensor(0.1)
             self.train_step: Any = CudaGraphStep(
                 self.step, ModelAndOptimizerTensors([self.net], [self.adam]), self.capture
@@ -98,7 +98,7 @@ def test_recaptures_if_memory_moves_or_shapes_change(moved: str) -> None:
     if moved == "weights":
         training.net.weight.data = training.net.weight.data.clone()
     losses = training.run(WARMUP_CALLS, rows=5 if moved == "rows" else 4)
-    assert training.capture.captures == 1, "warmup comes first"
+    assert training.capture.captures == 1, "captures only after warmup"
     losses += training.run(1, rows=5 if moved == "rows" else 4)
     assert training.capture.captures == 2
     assert len(losses) == WARMUP_CALLS + 1
@@ -115,7 +115,7 @@ def test_outputs_are_not_overwritten_by_next_call() -> None:
 
 
 def captured_double() -> CudaGraphStep:
-    """2 x + 1, whose backward pass needs no saved tensors, so that the substitute can run it again."""
+    """Return a captured 2 x + 1, whose backward pass saves no tensors, as the substitute requires."""
     return CudaGraphStep(
         lambda x: {"y": x + x + 1, "n": x.detach().sum()}, tuple, FakeCapture(lambda: iter(()))
     )
@@ -154,7 +154,7 @@ def test_uncapturable_step_runs_eagerly_with_warning(caplog: pytest.LogCaptureFi
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     cuda_graphs._warn.cache_clear()
-    for _ in range(2):  # nodes
+    for _ in range(2):  # one iteration per node
         captured = CudaGraphStep(lambda x: {"y": 2 * x}, tuple, FailingCapture(lambda: iter(())))
         for number in range(WARMUP_CALLS + 3):
             assert captured(x=torch.full((2,), float(number)))["y"].tolist() == [2.0 * number] * 2
@@ -220,12 +220,12 @@ def test_set_lr_fills_learning_rate_tensor() -> None:
     assert adam.param_groups[0]["lr"] is rate, "the graph reads this tensor"
 
 
-# --- callers that capture steps, here with the substitute ---------------------------------
+# --- callers of captured steps, with the substitute ----------------------------------------
 
 
 @pytest.fixture
 def capturing_compute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
-    """A compute on the CPU that captures steps."""
+    """Return a compute object on the CPU that captures steps."""
 
     def capture(step: Any, static_buffers: Any, capture: Any = None) -> CudaGraphStep:
         return CudaGraphStep(step, static_buffers, FakeCapture(static_buffers))
@@ -246,7 +246,7 @@ def test_captured_training_follows_learning_rate_and_batches(capturing_compute: 
 
 
 def test_node_copy_with_other_network_captures_its_own_steps(capturing_compute: Compute) -> None:
-    """PATE's teachers are such copies. A step on the records of another teacher would void the guarantee."""
+    """PATE's teachers are such copies; training one on another's records would break the guarantee."""
     local = LocalConfig(epochs=0, min_steps=MIN_STEPS_TO_CAPTURE, batch=8, optimizer="sgd", lr=0.01)
     (node,) = nodes_of(capturing_compute, "mlp:8", 1)
     other = copy.copy(node)
@@ -263,7 +263,7 @@ def test_node_copy_with_other_network_captures_its_own_steps(capturing_compute: 
 def test_captured_responses_follow_random_inputs_and_learning_rates(
     capturing_compute: Compute, importance: Any
 ) -> None:
-    """Without gradients to the server, which the substitute cannot propagate twice."""
+    """Gradients to the server are off, because the substitute cannot run a backward pass twice."""
     options = {"importance": importance, "critic": {"schedule": "cosine"}, "backpropagate": False}
     expected, networks = distill(Compute(EngineConfig(batching="one-by-one")), **options)
     losses, others = distill(capturing_compute, **options)
@@ -272,7 +272,7 @@ def test_captured_responses_follow_random_inputs_and_learning_rates(
 
 
 class Annealed(FedIOD):
-    """A custom method whose helper depends on the query number."""
+    """Custom method with a function that depends on the query number."""
 
     def mean_critic_output_on_real(self, node: Any, size: int) -> Any:
         numbers.append(node.query_number)
@@ -317,7 +317,7 @@ def nodes_of(compute: Compute, spec: str | None, count: int = 3, rows: int = 24)
 
 
 class BranchingNetwork(nn.Module):
-    """A network that branches on a value."""
+    """Network that branches on a value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -330,7 +330,7 @@ class BranchingNetwork(nn.Module):
 def train_nodes(
     compute: Compute, spec: str | None, optimizer: Any, chunk: int = 20
 ) -> tuple[list[Node], Any]:
-    """Train nodes for enough steps to capture, a few at a time, one node after another."""
+    """Train nodes for enough steps to capture, in chunks, one node after another."""
     local = LocalConfig(epochs=0, min_steps=MIN_STEPS_TO_CAPTURE + 10, batch=8, optimizer=optimizer, lr=0.01)
     nodes, losses = nodes_of(compute, spec), []
     attach_optimizers(nodes, local)
@@ -359,7 +359,7 @@ def test_captured_local_training_equals_eager_training(spec: str, optimizer: str
         torch.testing.assert_close(
             list(node.model.parameters()), list(other.model.parameters()), rtol=1e-3, atol=1e-4
         )
-        assert not node.captured_step, "training is over"
+        assert not node.captured_step, "graphs are released after training"
 
 
 @on_gpu
@@ -374,7 +374,7 @@ def test_network_that_reads_values_trains_eagerly(chunk: int, caplog: Any) -> No
 
 @on_gpu
 def test_graphs_are_released_and_new_ones_captured() -> None:
-    """Captures of one node after another, then again: the shared pool outlives the last capture."""
+    """Nodes capture one after another, twice: the shared memory pool outlives the last graph."""
     compute = gpu(True)
     for _ in range(2):
         train_nodes(compute, "resnet8:4", "sgd", MIN_STEPS_TO_CAPTURE + 10)

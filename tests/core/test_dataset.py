@@ -1,4 +1,4 @@
-"""Arrays of other libraries as tensors, in any memory order, and refusals."""
+"""Conversion of arrays of other libraries to tensors, in any memory order, and refusals."""
 
 from __future__ import annotations
 

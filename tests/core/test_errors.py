@@ -1,4 +1,4 @@
-"""Texts of errors: owners of one or several nodes, methods that cannot run, and advice to the caller."""
+"""Error messages: owners of one or several nodes, methods that cannot run, and advice for each caller."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_refusal_of_several_nodes_addresses_all_owners() -> None:
         ("distil", "policies=["),
     ],
 )
-def test_refusal_first_advises_the_caller_in_its_own_terms(caller: str, advice: str) -> None:
+def test_refusal_advises_the_caller_before_the_owner(caller: str, advice: str) -> None:
     with caller_context(caller):  # type: ignore[arg-type]
         text = str(QueryRefused("a", "train", RULE))
     assert 0 < text.index(advice) < text.index("node.toml")
 
 
-def test_refused_method_names_a_node_only_if_the_reason_is_its() -> None:
+def test_refused_method_names_node_only_if_it_is_the_reason() -> None:
     assert str(MethodRefused("FedKD", "", "there is no public data")) == (
         "FedKD cannot run here: there is no public data"
     )
@@ -45,7 +45,7 @@ def test_refused_method_names_a_node_only_if_the_reason_is_its() -> None:
     ("caller", "advice"),
     [("command line", "--data.size resizes"), ("options", "option data.size"), ("distil", "interpolate")],
 )
-def test_advice_on_image_sizes_suits_the_caller(caller: str, advice: str) -> None:
+def test_advice_on_image_sizes_depends_on_caller(caller: str, advice: str) -> None:
     images = TensorData(torch.zeros(1, 1, 7, 7), torch.tensor([0]))
     with caller_context(caller), pytest.raises(DataError, match=f"multiples of 4: .*{advice}"):  # type: ignore[arg-type]
         check_inputs(images, "test")

@@ -1,4 +1,4 @@
-"""Normalized names, and numbers as users write them."""
+"""Normalized names, and common number formats."""
 
 from __future__ import annotations
 

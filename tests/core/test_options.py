@@ -1,4 +1,4 @@
-"""Options accept the values that the types of their fields allow, and document themselves."""
+"""Options accept the values allowed by the types of their fields, and document themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveInt,
 
 @dataclass(frozen=True)
 class Part(CheckedOptions):
-    """Every form of a constraint."""
+    """Options with every kind of constraint."""
 
     section: ClassVar[str] = "part"
 

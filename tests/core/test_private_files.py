@@ -1,4 +1,4 @@
-"""Files are replaced atomically and synced to the disk."""
+"""Files are replaced atomically and synced to disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedstill.core.checkpoint import save_state
 
 @pytest.mark.parametrize("how", ["replace", "save_state"])
 def test_syncs_content_before_rename(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a power failure, a file in a folder that was not synced may have its old name or none."""
+    """Without a sync of the folder, a file may have its old name or none after a power failure."""
     done: list[str] = []
     sync, move = os.fsync, os.replace
 

@@ -25,9 +25,9 @@ def test_seconds_left_follow_pace_of_phase(tmp_path: Path, monkeypatch: pytest.M
     assert ProgressSnapshot.read(path).seconds_left is None  # type: ignore[union-attr]
     noted.update(
         "distillation", 20, 100, "accuracy 50.0 %"
-    )  # as after a resume: 20 took nobody knows how long
+    )  # like after a resume: the duration of the first 20 is unknown
     assert ProgressSnapshot.read(path).seconds_left is None  # type: ignore[union-attr]
-    noted.update("distillation", 40, 100, "accuracy 60.0 %")  # 20 in 30 s
+    noted.update("distillation", 40, 100, "accuracy 60.0 %")  # 20 steps in 30 s
     snapshot = ProgressSnapshot.read(path)
     assert snapshot is not None
     assert snapshot.seconds_left == 90.0
@@ -41,8 +41,8 @@ def test_callback_takes_small_share_of_time(
 
     def report(note: ProgressSnapshot) -> None:
         called.append((now[0], note.done))
-        now[0] += 2.0  # and so 200 s until the next, at a hundredth of the time
-        raise OSError("no space left")  # which is no reason to end a run
+        now[0] += 2.0  # at 1 % of the time, the next call is 200 s later
+        raise OSError("no space left")  # does not end the run
 
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with ProgressFile(tmp_path / "progress.json", on_update=report, interval=5.0) as noted:
@@ -65,7 +65,7 @@ def test_stop_reason_is_written_and_reported(tmp_path: Path) -> None:
         pytest.raises(ZeroDivisionError),
         ProgressFile(path, on_update=lambda snapshot: errors.append(snapshot.error)),
     ):
-        raise ZeroDivisionError("at a node's record 17")  # whose words nobody has looked at
+        raise ZeroDivisionError("at a node's record 17")  # the message may contain private data
     assert errors == ["", "no such column", "", "unexpected error"]
 
 

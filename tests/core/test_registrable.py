@@ -1,4 +1,4 @@
-"""Classes that a table chooses by name."""
+"""Classes that tables select by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Square(Shape):
 
 @dataclass(frozen=True)
 class DrawingFile(Shape):
-    """Handles all names that are not registered: names of files."""
+    """Class of all names that are not registered, which are file names."""
 
     how: str = ""
     side: int = 1
@@ -97,7 +97,7 @@ def test_changing_class_keeps_shared_options() -> None:
         "shape": {"how": "square", "color": "blue", "side": 4},
     }
     assert merge_tables(Picture, below, {"shape": {"radius": 5.0}})["shape"]["radius"] == 5.0
-    # A table without a name means the default.
+    # A table without a name selects the default class.
     assert (
         merge_tables(Picture, {"shape": {"radius": 3.0}}, {"shape": {"how": "round"}})["shape"]["radius"]
         == 3.0
@@ -108,7 +108,7 @@ def test_changing_class_keeps_shared_options() -> None:
 
 @pytest.fixture
 def _files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let any other name be that of a drawing."""
+    """Interpret all other names as file names."""
     monkeypatch.setattr(Shape.registry, "fallback", ("a file", f"{__name__}:DrawingFile"))
 
 

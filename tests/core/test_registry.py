@@ -19,7 +19,7 @@ OWN = {"argument": "fedstill.core.errors:ArgumentError", "unknown": "fedstill.co
 
 @pytest.fixture
 def errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Registry[type[Exception]]:
-    """A registry, and a package with two entry points, of which one has a broken module."""
+    """Return a registry and install two entry points, one of them with a broken module."""
     (tmp_path / "lab_sound.py").write_text(
         "from fedstill.core.errors import FedstillError\nclass Odd(FedstillError): pass\nclass Other: pass\n"
     )
@@ -40,7 +40,7 @@ def errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Registry[type[Exc
 def test_builtin_names_come_first_and_cannot_be_overridden(errors: Registry[type[Exception]]) -> None:
     assert list(errors) == ["argument", "unknown", "odd", "broken"]
     assert errors["argument"] is ArgumentError
-    # What lies among the package's modules without being listed is not built in.
+    # Objects of the package that are not registered are not built in.
     assert not errors.is_allowed("fedstill.core.errors:FedstillError", [])
 
 
@@ -58,13 +58,13 @@ def test_object_is_allowed_by_any_of_its_names(errors: Registry[type[Exception]]
     assert errors.is_allowed("argument", [])
     assert not errors.is_allowed(
         "lab_sound:Odd", []
-    )  # though it is offered under a name of the package's own
+    )  # although its entry point has the name of a built-in object
     assert not errors.is_allowed("odd", ["argument"])
     assert not errors.is_allowed(None, [])
     assert errors.is_allowed("odd", ["lab_sound:Odd"])
     assert errors.is_allowed("lab_sound:Odd", ["odd"])
     assert not errors.is_allowed("broken", ["odd"])
-    assert "lab_sound" not in sys.modules  # not even allowed objects are imported
+    assert "lab_sound" not in sys.modules  # even allowed objects are not imported
 
 
 def test_entry_point_to_reexport_gives_registered_name(

@@ -1,4 +1,4 @@
-"""Files of a run: metrics agree with the checkpoint, and saving takes little time."""
+"""Files of a run: metrics agree with the checkpoint, and saving takes a small share of the time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedstill.core.run_writer import SECONDS_BETWEEN, STATE_FILE, RunWriter
 
 
 class Clock:
-    """Replaces the time module. Saving takes ``cost`` seconds."""
+    """Replaces the time module; saving takes ``cost`` seconds."""
 
     def __init__(self) -> None:
         self.now, self.cost = 1000.0, 0.0
@@ -82,7 +82,7 @@ def test_resume_drops_metrics_after_last_checkpoint(tmp_path: Path) -> None:
     for step in (1, 2):
         records.add_metrics({"step": step, "run": "first"})
     records.save({"done": 2})
-    with (tmp_path / "metrics.jsonl").open("a") as file:  # killed after these, before their state
+    with (tmp_path / "metrics.jsonl").open("a") as file:  # lines written after the last checkpoint
         file.write('{"step":3,"run":"first"}\n{"step":4,"ru')
 
     again = RunWriter(tmp_path)
@@ -129,10 +129,10 @@ def test_slow_saves_are_rare(tmp_path: Path, clock: Clock) -> None:
     clock.cost = 2 * SECONDS_BETWEEN
     records.save({})
     clock.now += 5 * SECONDS_BETWEEN
-    assert not records.is_save_due(), "saving would take more than a tenth of the time"
+    assert not records.is_save_due(), "saving would take more than 10 % of the time"
     clock.now += 100 * SECONDS_BETWEEN
     assert records.is_save_due()
-    clock.cost = 0.0  # the disk has recovered
+    clock.cost = 0.0  # the disk is fast again
     records.save({})
     clock.now += SECONDS_BETWEEN + 0.1
     assert records.is_save_due()

@@ -1,4 +1,4 @@
-"""Text of other parties has no control characters on the terminal; our own colors and bars remain."""
+"""Text of other parties is printed without control characters; colors and bars of fedstill remain."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_rich_keeps_only_its_own_colors(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_plain_rich_console_does_not_filter() -> None:
-    """The reason for the safe console."""
+    """``SafeConsole`` exists because of this."""
     console = Console(file=io.StringIO())
     console.print(Text(EVIL))
     assert isinstance(console.file, io.StringIO)

@@ -1,4 +1,4 @@
-"""Random numbers follow from seed and name, in any process."""
+"""Random numbers depend on seed and names only, in any process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = st.lists(st.one_of(st.text(max_size=5), st.integers(0, 99)), max_size=3)
 
 
 def test_derived_seed_is_stable() -> None:
-    # A change here makes every stored run impossible to repeat.
+    # If this value changes, no stored run can be reproduced.
     assert derive(0) == 4761921975702974394
     assert derive(7, "node-1", "critic", 3) == 6299739877811380673
 

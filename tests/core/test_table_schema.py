@@ -60,7 +60,7 @@ def test_rejects_invalid_schemas(target: str, columns: tuple[SchemaColumn, ...],
 
 
 def test_duplicate_check_takes_linear_time() -> None:
-    """A server may send 100,000 names. Pairwise comparison would block the node."""
+    """A server may send 100,000 names, for which pairwise comparison would block the node."""
 
     class Name(str):
         compared = 0

@@ -39,7 +39,7 @@ def test_class_maps_are_transformed_like_images(mode: str) -> None:
 
 def test_turn_mode_samples_all_eight_poses() -> None:
     corner = torch.zeros(400, 1, 16, 16)
-    corner[:, :, 4, 5] = 1  # far from the border, on no axis of the square
+    corner[:, :, 4, 5] = 1  # far from the border, on no symmetry axis
     result = augment_examples(
         ClassificationConfig().make(2), corner, torch.zeros(400).long(), random_numbers(400), "turn"
     )[0]
@@ -89,10 +89,10 @@ def test_random_shift_equals_apply_shift_with_the_same_numbers() -> None:
 def test_flip_and_rotate_by_pose() -> None:
     image = torch.arange(4).view(1, 2, 2)
     assert flip_and_rotate(image, torch.tensor([0])).tolist() == image.tolist()
-    assert flip_and_rotate(image, torch.tensor([4])).tolist() == [[[3, 2], [1, 0]]]  # half a turn
+    assert flip_and_rotate(image, torch.tensor([4])).tolist() == [[[3, 2], [1, 0]]]  # rotated by 180 degrees
     assert flip_and_rotate(image, torch.tensor([5])).tolist() == [
         [[2, 3], [0, 1]]
-    ]  # mirrored, then half a turn
+    ]  # mirrored, then rotated by 180 degrees
 
 
 def reference_shift(image: torch.Tensor, down: int, right: int, mirrored: bool) -> torch.Tensor:
@@ -119,6 +119,6 @@ def test_shifts_cover_all_offsets_up_to_an_eighth(height: int, width: int, flip:
     out = random_shift(images, torch.Generator().manual_seed(0), flip=flip)
     assert out.shape == images.shape
     shifts = [allowed[tuple(moved.flatten().tolist())] for moved in out]
-    assert set(shifts) == set(allowed.values()), "every shift occurs"
+    assert set(shifts) == set(allowed.values()), "every shift is sampled"
     if flip:
         assert 150 < sum(mirrored for _, _, mirrored in shifts) < 250

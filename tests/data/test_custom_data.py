@@ -1,4 +1,4 @@
-"""Custom data sets, by name and by path, and errors about them."""
+"""Custom data sets, by name and by path, and their errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PRESETS = Path(__file__).parents[2] / "experiments" / "presets"
 
 @dataclass(frozen=True, kw_only=True)
 class Scans(ImageArrayData):
-    """Image i has value i, patient i // 2, and a text label."""
+    """Images with value i, patient i // 2, and a text label."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
 
@@ -50,7 +50,7 @@ class Scans(ImageArrayData):
 
 @dataclass(frozen=True, kw_only=True)
 class Masks(Scans):
-    """The same images with masks of one class."""
+    """The same images with binary masks."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("map", "image")
 
@@ -62,7 +62,7 @@ class Masks(Scans):
 
 @dataclass(frozen=True, kw_only=True)
 class Letters(TextData):
-    """Two texts, alternating."""
+    """Two alternating texts."""
 
     def labeled_texts(self) -> LabeledTexts:
         """Return ten texts of each class."""
@@ -71,26 +71,26 @@ class Letters(TextData):
 
 
 class Loose(ImageArrayData):
-    """Not a dataclass."""
+    """A class that is not a dataclass."""
 
 
 @dataclass(frozen=True)
 class Empty(ImageArrayData):
-    """Without arrays()."""
+    """A class without arrays()."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
 
 
 @dataclass(frozen=True)
 class Wordless(Digits):
-    """Targets that are not a tuple."""
+    """A class whose ``targets`` is not a tuple."""
 
     targets = "class"  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
 class Failing(Digits):
-    """arrays() raises an error."""
+    """A class whose arrays() raises an error."""
 
     def arrays(self) -> Mapping[str, npt.ArrayLike]:
         """Raise an error."""
@@ -99,7 +99,7 @@ class Failing(Digits):
 
 @dataclass(frozen=True)
 class Odd(Digits):
-    """Labels of a wrong shape."""
+    """A class with labels of a wrong shape."""
 
     def arrays(self) -> Mapping[str, npt.ArrayLike]:
         """Return three labels per image."""
@@ -156,7 +156,7 @@ def test_unknown_name_is_a_path() -> None:
 
 
 def test_path_keeps_preset_options_that_it_has() -> None:
-    """For example, presets of brain MRI resize user images too."""
+    """For example, presets of brain MRI also resize user images."""
     for preset, other, expected in (
         ("mri-segmentation-fediod", "volumes", {"size": 64}),
         ("text-sst2-fedkd", "letters.csv", {"length": 40}),

@@ -1,4 +1,4 @@
-"""Cache of features: what is computed again and what is not, damage, full disks, rights."""
+"""Feature cache: reuse, damaged files, full disks and permissions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from safetensors.torch import save
 from fedstill.data import features as cached_features
 from fedstill.data.features import FeatureCache, compute_features, compute_features_of_parts
 from fedstill.models.backbones import Backbone, Features, RawInputs, load_backbone
+from tests.support.models import save_tiny_encoder
 
 RAW = RawInputs((1, 8, 8))
 
 
 class Counted:
-    """Number of examples that a backbone has computed."""
+    """Counts the examples computed by a backbone."""
 
     def __init__(self, backbone: Backbone) -> None:
         self.examples = 0
@@ -53,10 +54,24 @@ def test_features_are_computed_once_for_any_order_of_the_examples(
     assert counted.examples == 0
 
 
+def test_padding_that_all_texts_of_a_batch_share_is_not_computed(tmp_path: Path) -> None:
+    words = save_tiny_encoder(tmp_path)
+    encoder = load_backbone(
+        Features(f"hf:{tmp_path}", precision="float32"), RawInputs((6,), vocabulary=words)
+    )
+    ids = torch.tensor([[2, 5, 6, 7, 8, 3], [2, 5, 3, 0, 0, 0], [2, 6, 7, 8, 3, 0], [2, 3, 0, 0, 0, 0]])
+    expected, lengths = encoder(ids), list[int]()
+    encoder.register_forward_hook(lambda module, inputs, output: lengths.append(inputs[0].shape[1]))
+    options = Features(f"hf:{tmp_path}", cache=str(tmp_path / "cache"))
+    features = compute_features(encoder, ids, FeatureCache.from_options(options, encoder), batch=2)
+    torch.testing.assert_close(features, expected)
+    assert lengths == [3, 6]  # texts of similar length are in one batch
+
+
 def test_each_cached_file_is_read_once_for_all_parts(
     tmp_path: Path, backbone: Backbone, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thousand nodes whose examples lie in all files would read each file a thousand times."""
+    """Otherwise a thousand nodes with examples in all files would read each file a thousand times."""
     monkeypatch.setattr(cached_features, "CHUNK", 20)
     whole = compute_features(backbone, x[:40], cache(tmp_path, backbone))
     read: list[Path] = []
@@ -163,14 +178,14 @@ def test_no_examples_have_no_features(tmp_path: Path, backbone: Backbone, x: tor
 
 
 def test_features_of_a_custom_factory_are_not_cached(tmp_path: Path, x: torch.Tensor) -> None:
-    """Its code may change between two runs, and its digest would not."""
+    """The code of a factory may change between two runs, without a change of the digest."""
     options = Features("tests.support.models:tiny_backbone", cache=str(tmp_path / "cache"))
     custom = load_backbone(options, RAW)
     compute_features(custom, x, FeatureCache.from_options(options, custom))
     assert not (tmp_path / "cache").exists()
 
 
-def test_full_disk_loses_nothing(
+def test_full_disk_does_not_lose_features(
     tmp_path: Path, backbone: Backbone, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(part: Path, path: Path) -> None:

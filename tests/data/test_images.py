@@ -62,13 +62,13 @@ def test_patches_cover_an_image_and_stay_inside(height: int, width: int, patch: 
         assert 0 <= left <= width - patch
         covered[top : top + patch, left : left + patch] += 1
     assert covered.min() >= 1
-    assert len(corners) == -(-height // patch) * -(-width // patch)  # the minimum
+    assert len(corners) == -(-height // patch) * -(-width // patch)  # minimum number of patches
 
 
 GRAY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
 COLOR = np.stack([GRAY, GRAY[::-1], GRAY.T], axis=-1)
-ALPHA = np.array([0, 51, 255], dtype=np.uint8)  # nothing, a fifth, everything
-BLENDED = [255, 225, 105]  # of gray 105 on white: 255, 0.2 * 105 + 0.8 * 255, 105
+ALPHA = np.array([0, 51, 255], dtype=np.uint8)  # transparent, one fifth, opaque
+BLENDED = [255, 225, 105]  # gray value 105 on white: 255, 0.2 * 105 + 0.8 * 255, 105
 
 
 def save_image(path: Path, image: Any, **save_options: Any) -> Path:

@@ -36,7 +36,7 @@ PICTURES = [(Picture.fromarray(image), label) for image, label in zip(PIXELS, LA
 
 
 class Items(torch_data.Dataset[Any]):
-    """A map-style data set of any items."""
+    """Map-style data set of arbitrary items."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items
@@ -49,7 +49,7 @@ class Items(torch_data.Dataset[Any]):
 
 
 class Stream(torch_data.IterableDataset[Any]):
-    """A data set without a length."""
+    """Data set without a length."""
 
     def __iter__(self) -> Any:
         return iter(PICTURES)
@@ -174,19 +174,19 @@ CLASSES = ClassificationConfig().make(2)
 
 
 class ClassLabel:
-    """A feature with class names."""
+    """Feature with class names."""
 
 
 class Image:
-    """A feature whose rows hold PIL images."""
+    """Feature with PIL images."""
 
 
 class Sequence:
-    """A feature whose rows hold lists."""
+    """Feature with lists."""
 
 
 class Dataset:
-    """A stub of ``datasets.Dataset``: rows are dictionaries."""
+    """Stub of ``datasets.Dataset`` with rows as dictionaries."""
 
     def __init__(self, features: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         self.features, self.column_names, self._rows = features, list(features), rows
@@ -199,7 +199,7 @@ class Dataset:
 
 
 def pil_images(count: int = 6, mode: str = "L", **more: Any) -> Dataset:
-    """Return images: image i has brightness 50 i and class i % 2."""
+    """Return a data set in which image i has brightness 50 i and class i % 2."""
     rows = [{"scan": Picture.new("L", (8, 8), 50 * i).convert(mode), "kind": i % 2} for i in range(count)]
     return Dataset({"scan": Image(), "kind": ClassLabel(), **more}, rows)
 
@@ -269,7 +269,7 @@ def test_padding_follows_the_attention_mask() -> None:
 @pytest.mark.parametrize(
     ("ids", "mask"),
     [
-        ([0, 5, 2, 7], [1, 1, 1, 1]),  # without padding its id is not known
+        ([0, 5, 2, 7], [1, 1, 1, 1]),  # the padding id is unknown without padding
         ([9, 5, 9, 9], [1, 1, 1, 0]),  # the padding id is also a token
         ([4, 5, 0, 1], [1, 1, 0, 0]),
         ([4, 5, 0, 0], [1, 1, 0]),

@@ -26,7 +26,7 @@ INSTANCES = InstancesConfig()
 
 
 def make_image(number: int, height: int = 20, width: int = 26, **more: Any) -> InstanceImage:
-    """Encode row, column and image number in red, green and blue; add two instances."""
+    """Return an image with row, column and image number in red, green and blue, and two instances."""
     image = np.zeros((3, height, width), dtype=np.uint8)
     image[0], image[1], image[2] = np.arange(height)[:, None], np.arange(width), number
     instances = np.zeros((height, width), dtype=np.int32)
@@ -54,7 +54,7 @@ def test_patches_match_their_corners() -> None:
         9,
         8,
         7,
-    ]  # padded at the bottom by reflection
+    ]  # padded by reflection at the bottom
 
 
 def test_cut_instances_have_no_contour_at_patch_borders() -> None:
@@ -71,7 +71,7 @@ def test_cut_instances_have_no_contour_at_patch_borders() -> None:
 
 
 def test_images_of_one_patient_stay_together() -> None:
-    """Three images per patient, from different sites; an image of an unknown patient forms its own unit."""
+    """Each patient has three images from different sites; images without a patient form their own unit."""
     images = [make_image(n, site="ab"[n // 3 % 2], patient=f"p{n // 3}") for n in range(18)]
     images.append(make_image(18, site="a"))
     for seed in range(5):
@@ -80,7 +80,7 @@ def test_images_of_one_patient_stay_together() -> None:
         assert data.group_column == "patient"
         owners = lambda inputs: {n // 3 for n in make_pixels(inputs)[:, 2, 0, 0].tolist()}  # noqa: E731
         assert not owners(data.train.inputs) & owners(data.test.inputs)
-        assert len(data.train) % 12 == 0  # 12 patches per image, and whole images
+        assert len(data.train) % 12 == 0  # 12 patches per image, images are not divided
         named = data.columns["patient"]
         assert set(named) <= {*(f"p{n}" for n in range(6)), "n18"}
         rest, selected = hold_out(PublicConfig("held-out", share=0.4), data)
@@ -96,7 +96,7 @@ def test_official_split_is_kept_and_the_rest_is_sampled() -> None:
     assert data.test.cases is not None
     names = {data.test.cases.names[n] for n in data.test.cases.present_ids()}
     assert {"n0", "n1"} <= names
-    assert len(names) == 4  # and a fifth of ten
+    assert len(names) == 4  # two fixed and 20 % of ten images
     assert "tested on 2 of 10 slides" in data.note
 
 
@@ -106,7 +106,7 @@ def test_scale_of_one_half_halves_the_image() -> None:
     assert data.test.cases is not None
     assert data.test.cases.sizes[0] == (10, 13)
     assert set(np.unique(data.test.cases.instances[0])) == {0, 40, 700}
-    # Rows 0 and 1 become 0.5 of 255: means of two.
+    # Red is the row: the mean of rows 0 and 1 is 0.5.
     assert (data.train.inputs[0, 0, 0, 0] * 127.5 + 127.5).item() == pytest.approx(0.5, abs=1e-3)
 
 

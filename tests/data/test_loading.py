@@ -57,7 +57,7 @@ def test_digits_match_scikit_learn() -> None:
         torch.tensor(source.images, dtype=torch.float32)[:, None] / 8 - 1, torch.tensor(source.target)
     )
     assert sorted_pairs(data.train, data.test) == sorted_pairs(expected)
-    assert (len(data.train), len(data.test)) == (1438, 359)  # a fifth of 1797
+    assert (len(data.train), len(data.test)) == (1438, 359)  # 20 % of 1797
     assert (data.mean, data.std, data.name) == ((0.5,), (0.5,), "digits")
     assert data.classes == tuple("0123456789")
     assert data.train.inputs.dtype == torch.float32
@@ -129,7 +129,7 @@ def test_data_folders_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.
     assert len(load(make_data_config("mnist")).train) == 25
     write_npz(tmp_path / "own" / "mnist.npz", 40, split=np.arange(40) % 2)
     assert len(load(make_data_config("mnist", root=str(tmp_path / "own"))).train) == 20
-    with pytest.raises(DataError, match="elsewhere"):  # data.root is the only folder
+    with pytest.raises(DataError, match="elsewhere"):  # data.root replaces the other folders
         load(make_data_config("mnist", root="elsewhere"))
 
 
@@ -155,7 +155,7 @@ def torchvision_stub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             n, start = (8, 0) if train else (4, 100)
             data = np.arange(start, start + n, dtype=np.uint8).repeat(8 * 8).reshape(n, 8, 8)
             targets, classes = [i % 2 for i in range(n)], ["a", "b"]
-            if color:  # CIFAR has arrays and lists there, MNIST tensors
+            if color:  # torchvision has arrays and lists for CIFAR, tensors for MNIST
                 return SimpleNamespace(data=np.stack([data] * 3, axis=3), targets=targets, classes=classes)
             return SimpleNamespace(
                 data=torch.from_numpy(data), targets=torch.tensor(targets), classes=classes
@@ -219,7 +219,7 @@ def test_mnist_has_the_official_split() -> None:
     data = load(make_data_config("mnist", root=str(PACKS)))
     assert data.train.inputs.shape == (60000, 1, 28, 28)
     assert data.test.inputs.shape == (10000, 1, 28, 28)
-    assert data.train.targets[:5].tolist() == [5, 0, 4, 1, 9]  # as the official files begin
+    assert data.train.targets[:5].tolist() == [5, 0, 4, 1, 9]  # the first labels of the official file
     assert data.test.targets[:5].tolist() == [7, 2, 1, 0, 4]
     mean = (data.train.inputs.mean().item() + 1) / 2
     assert mean == pytest.approx(0.1307, abs=1e-4)  # the published mean
@@ -234,6 +234,6 @@ def test_rejects_gaps_in_patient_and_site_columns(name: str, gap: Any, tmp_path:
     images, labels = np.zeros((21, 8, 8), dtype=np.uint8), np.arange(21) % 2
     masks = np.indices((21, 8, 8))[2] % 2
     np.savez(tmp_path / "some.npz", images=images, labels=labels, masks=masks, **{name: column})
-    for task in (ClassificationConfig(), SegmentationConfig()):  # the second selects sites too
+    for task in (ClassificationConfig(), SegmentationConfig()):  # segmentation also selects sites
         with pytest.raises(DataError, match=rf"'{name}' is empty for 1 of 21 .*, the first is example 0"):
             load(make_data_config(str(tmp_path / "some.npz")), task)

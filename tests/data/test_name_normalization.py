@@ -1,6 +1,4 @@
-"""Names in several spellings or normal forms are one patient, site, class or category, in all file
-formats.
-"""
+"""Equivalent spellings and Unicode forms of a name are one patient, site, class or category."""
 
 from __future__ import annotations
 
@@ -218,7 +216,7 @@ def test_rejects_unclosed_quotes_with_the_line(tmp_path: Path, cell: str) -> Non
         read_labeled_texts(tmp_path / "t.csv")
 
 
-# --- the order of classes ---------------------------------------------------------------------------------
+# --- order of classes --------------------------------------------------------------------------------------
 
 
 def test_numbered_class_folders_are_sorted_by_value(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""NIfTI volumes written by the tests."""
+"""NIfTI volumes, written by the tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEGMENTATION, RECONSTRUCTION = SegmentationConfig(), ReconstructionConfig()
 
 
 def write(path: Path, volume: np.ndarray[Any, Any], axes: str = "RAS") -> None:
-    """Write a volume, given from left to right, back to front and bottom to top, with other axes."""
+    """Write a volume with the given axes; its arrays run left to right, back to front, bottom to top."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = nibabel.Nifti1Image(volume, np.diag([1.0, 1.0, 2.0, 1.0]))
     ornt = nibabel.orientations.axcodes2ornt(axes)
@@ -41,7 +41,7 @@ def volume(seed: int, shape: tuple[int, ...] = (12, 8, 6)) -> np.ndarray[Any, An
 
 
 def expected(scan: np.ndarray[Any, Any], z: int) -> np.ndarray[Any, Any]:
-    """Return a slice: rows from front to back, columns from left to right."""
+    """Return a normalized slice with rows from front to back and columns from left to right."""
     low, high = np.percentile(scan, (1, 99))
     scaled = np.clip((scan - low) / (high - low), 0, 1)
     return np.array([[scaled[x, y, z] for x in range(scan.shape[0])] for y in reversed(range(scan.shape[1]))])
@@ -104,7 +104,7 @@ def test_empty_slices_at_the_ends_are_left_out(tmp_path: Path) -> None:
 
 
 def test_reads_a_data_set_of_volumes(tmp_path: Path) -> None:
-    """Through load: squares of one size, no patient in both parts, sites from the table."""
+    """Data sets have squares of one size, disjoint patients in both parts, and sites from the table."""
     for n in range(6):
         shape = (12, 8 + 2 * n, 6)  # cases of different sizes
         write(tmp_path / f"c{n}_image.nii.gz", volume(n, shape))
@@ -126,7 +126,7 @@ def test_reads_a_data_set_of_volumes(tmp_path: Path) -> None:
 
 
 def test_splits_patients_by_a_numeric_column(tmp_path: Path) -> None:
-    """Like ten nodes by tumor size in FedIOD."""
+    """FedIOD divides patients over ten nodes by tumor size in the same way."""
     for n in range(6):
         write(tmp_path / f"c{n}_image.nii.gz", volume(n, (8, 8, 6)))
     lines = [f"c{n},0{n % 2},{(9, 100, 20.5, 3, 1000, 30)[n]}" for n in range(6)]
@@ -178,14 +178,14 @@ def scan_of(
 
 
 def put(path: Path, position: int, form: str, *values: float) -> None:
-    """Set bytes of a header that nibabel would not write."""
+    """Overwrite bytes of a header with values that nibabel would not write."""
     content = bytearray(gzip.decompress(path.read_bytes()))
     struct.pack_into(form, content, position, *values)
     path.write_bytes(gzip.compress(bytes(content)))
 
 
 def moved(**positions: float) -> np.ndarray[Any, Any]:
-    """Return GRID with changed entries: x_z is the part of the z axis that points right, x the origin."""
+    """Return GRID with changed entries: x_z is the x component of the z axis, x that of the origin."""
     affine = GRID.copy()
     for name, value in positions.items():
         row, _, column = name.partition("_")
@@ -197,7 +197,7 @@ def moved(**positions: float) -> np.ndarray[Any, Any]:
     ("affine", "codes", "message"),
     [
         (moved(x_x=-1), (1, 1), r"its axes are LAS, and those of .*P_t1\.nii\.gz RAS"),
-        (moved(x_x=-1, x=11), (1, 1), "its axes are LAS"),  # the same space, mirrored voxels
+        (moved(x_x=-1, x=11), (1, 1), "its axes are LAS"),  # the same space with mirrored voxels
         (np.eye(4), (1, 1), r"its voxels are 1 x 1 x 1 mm, and those of .*P_t1\.nii\.gz 1 x 1 x 2 mm"),
         (moved(x=50), (1, 1), r"its origin is \(50, 0, 0\), and that of .*P_t1\.nii\.gz \(0, 0, 0\)"),
         (moved(x_y=0.2, y_x=-0.2), (1, 1), r"its voxels are"),
@@ -218,7 +218,7 @@ def test_rejects_case_files_on_different_grids(
 
 
 def test_rounded_affines_are_one_grid(tmp_path: Path) -> None:
-    """Rotated by 45 degrees, affines with different last digits may have different closest axes."""
+    """At a rotation of 45 degrees, rounding of the affine may change the closest axes."""
     values = volume(0, (8, 8, 6))
     for name, angle in (("image", np.pi / 4 - 1e-5), ("mask", np.pi / 4 + 1e-5)):
         affine = GRID.copy()
@@ -283,7 +283,7 @@ def test_rejects_complex_and_rgb_voxels(tmp_path: Path, which: str, kind: str) -
 def test_reads_upper_case_names_and_singleton_axes(tmp_path: Path) -> None:
     for name in "ab":
         nibabel.save(scan_of(volume(0)), tmp_path / f"{name}_IMAGE.NII.GZ")
-        mask = (volume(0) > 700).astype(np.uint8)[..., None]  # some tools write a fourth axis of 1
+        mask = (volume(0) > 700).astype(np.uint8)[..., None]  # some tools write a fourth axis of length 1
         nibabel.save(scan_of(mask), tmp_path / f"{name}_Mask.NII")
     data = load(make_data_config(str(tmp_path)), SEGMENTATION)
     assert (len(data.train), len(data.test)) == (6, 6)

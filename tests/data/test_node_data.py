@@ -1,4 +1,4 @@
-"""One owner's data: conversion to tensors, and one-line errors."""
+"""Data of one owner: conversion to tensors, and one-line errors."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_classes_are_matched_by_name_and_may_be_missing(tmp_path: Path) -> None:
     config = write_npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["eel", "cow"])
     with pytest.raises(DataError, match=r"'cow'.* cat, dog, eel"):
         load_node_data(config, tmp_path, PETS)
-    # A declared class need not occur.
+    # Declared classes need not occur.
     config = write_npz(tmp_path, images=PIXELS, labels=[0, 0], classes=["eel", "cow"])
     assert load_node_data(config, tmp_path, PETS)[0].targets.tolist() == [2, 2]
 
@@ -137,7 +137,7 @@ def test_reads_a_csv_of_pixels(tmp_path: Path) -> None:
     assert data.targets.tolist() == [7, 3]
     data, _ = load_node_data(
         write_pixel_csv(tmp_path, ["2", "0"]), tmp_path, PETS
-    )  # no class is named by a number
+    )  # labels are indices if no class has a numeric name
     assert data.targets.tolist() == [2, 0]
 
 
@@ -234,7 +234,7 @@ def test_loads_tensors_in_the_form_of_the_spec(tmp_path: Path) -> None:
 
 
 def test_declared_vocabulary_reveals_no_word(tmp_path: Path) -> None:
-    """An id outside the vocabulary becomes an unknown word; an error would reveal it."""
+    """Ids outside of the vocabulary become unknown words; an error would reveal them."""
     ids = torch.tensor([[2, 777, 4, 0]])
     save_file({"inputs": ids, "targets": torch.tensor([0])}, tmp_path / "mine.safetensors")
     config = NodeDataConfig(source="tensors", path="mine.safetensors")
@@ -244,7 +244,7 @@ def test_declared_vocabulary_reveals_no_word(tmp_path: Path) -> None:
 
 
 def test_declared_normalization_reveals_no_extreme_pixel() -> None:
-    """Image targets are in [-1, 1]: with other constants, refusals would reveal extreme pixels."""
+    """Image targets are in [-1, 1]; with other constants, errors would reveal extreme pixels."""
     DataSpec(ReconstructionConfig(), ("image",), (1, 8, 8), (0.5,), (0.5,))
     for mean, std in ((0.0, 0.5), (0.5, 0.49)):
         with raises_invalid("spec.mean and spec.std", ANY, "0.5", "task reconstruction"):
@@ -252,10 +252,10 @@ def test_declared_normalization_reveals_no_extreme_pixel() -> None:
 
 
 def test_loaded_tensors_are_aligned_like_those_of_a_simulation(tmp_path: Path) -> None:
-    """On some processors, sums depend on memory alignment."""
+    """On some processors, sums depend on the memory alignment."""
     config, path = NodeDataConfig(source="tensors", path="mine.safetensors"), tmp_path / "mine.safetensors"
     as_in_the_file = set()
-    for count in range(1, 9):  # inputs follow these targets of 8 bytes in the file
+    for count in range(1, 9):  # in the file, inputs follow these targets of 8 bytes each
         save_file(
             {"inputs": NORMALIZED[:1].repeat(count, 1, 1, 1), "targets": torch.zeros(count).long()}, path
         )
@@ -267,7 +267,7 @@ def test_loaded_tensors_are_aligned_like_those_of_a_simulation(tmp_path: Path) -
     assert len(as_in_the_file) > 1
 
 
-# --- the owner's function -----------------------------------------------------------------------------
+# --- functions of the owner -------------------------------------------------------------------------------
 
 LOADERS = """
 import numpy as np
@@ -383,7 +383,7 @@ def test_rejects_unknown_sources() -> None:
 
 @contextmanager
 def fresh(*names: str) -> Iterator[None]:
-    """Forget imported modules and their folders before and after a test."""
+    """Remove modules and their folders from the import system before and after a test."""
     positions = list(sys.path)
     for name in names:
         sys.modules.pop(name, None)
@@ -399,7 +399,7 @@ def fresh(*names: str) -> Iterator[None]:
 def test_images_are_converted_independently(
     tmp_path: Path, source: str, shape: tuple[int, int, int], more: str
 ) -> None:
-    """Otherwise one record would affect the last digits of others, which voids per-record guarantees."""
+    """Otherwise a record would change the last digits of others, which breaks per-record guarantees."""
     draws = np.random.default_rng(0)
     lines = ["image,label"]
     for name in ("cat", "dog"):

@@ -1,4 +1,4 @@
-"""One owner's data for maps, images, findings and texts, in the spec of a server."""
+"""Data of one owner for maps, images, findings and texts, in the spec of a server."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_test_examples_are_left_out_with_their_groups(tmp_path: Path) -> None:
 
 def test_owner_may_lack_classes(tmp_path: Path) -> None:
     three = replace(MAPS, classes=("background", "tumor", "oedema"))
-    config = write_npz(tmp_path, images=PIXELS, masks=MASKS * 2)  # no tumor here
+    config = write_npz(tmp_path, images=PIXELS, masks=MASKS * 2)  # all images without tumor
     assert torch.equal(load_node_data(config, tmp_path, three)[0].targets, torch.from_numpy(MASKS).long() * 2)
 
 
@@ -164,7 +164,7 @@ def test_patches_are_grouped_by_image_or_patient(tmp_path: Path) -> None:
     data, _ = load_node_data(config, tmp_path, NUCLEI)
     assert data.groups is not None
     assert [int((data.groups == group).sum()) for group in data.groups.unique()] == [6, 6, 6]
-    assert len(limit_groups(data, 4)) == 12  # as with privacy.group_size = 4
+    assert len(limit_groups(data, 4)) == 12  # privacy.group_size = 4
     with raises_invalid("data.group", "patient", "empty ('slide'"):
         load_node_data(replace(config, group="patient"), tmp_path, NUCLEI)
     (tmp_path / config.path / "cases.csv").write_text("name,patient\n0,a\n1,a\n2,b\n", encoding="utf-8")
@@ -179,7 +179,7 @@ def test_reads_volumes(tmp_path: Path) -> None:
     (tmp_path / "scans").mkdir()
     for n in range(2):
         for part, array in (("image", PIXELS), ("mask", MASKS)):
-            volume = np.flip(array, 1).transpose(2, 1, 0)  # so that slice z shows PIXELS[z]
+            volume = np.flip(array, 1).transpose(2, 1, 0)  # slice z is PIXELS[z]
             nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "scans" / f"c{n}_{part}.nii.gz")
     config = NodeDataConfig(source="nifti", path="scans", slices=3, group="patient")
     data, _ = load_node_data(config, tmp_path, MAPS)
@@ -194,7 +194,7 @@ def test_reads_volumes(tmp_path: Path) -> None:
 
 def test_memory_is_checked_before_images_are_resized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_if_resized(*_: object) -> None:
-        raise AssertionError("made larger before it was counted")
+        raise AssertionError("resized before the memory check")
 
     for module in ("images", "nifti"):
         monkeypatch.setattr(f"fedstill.data.{module}.resize_images", fail_if_resized)
@@ -261,7 +261,7 @@ def test_rejects_slices_without_volumes(tmp_path: Path) -> None:
         load_node_data(NodeDataConfig(source="nifti", path="x"), tmp_path, CLASSES)
 
 
-def test_data_that_need_a_run_ask_for_one(tmp_path: Path) -> None:
+def test_error_asks_for_a_run_if_data_need_one(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("text,label\ngood film,1\nbad film,0\n")
     findings = write_npz(tmp_path, images=PIXELS, labels=np.zeros((6, 3), dtype=np.int64))
     config = write_pictures(tmp_path, PIXELS, MASKS)
@@ -288,7 +288,7 @@ def test_data_that_need_a_run_ask_for_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["csv", "npz"])
 def test_group_numbers_do_not_depend_on_other_names(form: str, tmp_path: Path) -> None:
-    """PATE's teachers know disjoint groups, which an additional record must not change."""
+    """The teachers of PATE have disjoint groups, which an additional record must not change."""
     names = [5, 2**60, 2**60 + 1, 30, 5, 41]
 
     def groups(*more: object) -> list[int]:

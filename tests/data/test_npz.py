@@ -74,7 +74,7 @@ def test_reads_split_classes_and_columns(tmp_path: Path) -> None:
 
 
 def test_class_names_keep_the_order_of_the_file(tmp_path: Path) -> None:
-    """Ordinal tasks depend on the order; without names, it is alphabetical."""
+    """Ordinal tasks depend on the order. Without names, classes are sorted alphabetically."""
     grades: dict[str, Any] = {"images": make_pixels(3, 8, 8), "labels": ["low", "high", "low"]}
     raw = read_npz(save_npz(tmp_path, **grades, classes=["low", "medium", "high"]))
     assert (raw.classes, raw.labels.tolist()) == (("low", "medium", "high"), [0, 2, 0])
@@ -141,7 +141,7 @@ def test_npz_errors_are_one_line(tmp_path: Path, change: dict[str, Any], words: 
 
 
 class Bomb:
-    """Ends the test run if it is unpickled."""
+    """Ends the test run when unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (exec, ("raise SystemExit('a pickle was read')",))
@@ -214,7 +214,7 @@ def test_reads_train_and_test_class_folders(tmp_path: Path) -> None:
     images = make_pixels(3, 8, 8, 3)
     save_image(tmp_path / "train" / "cat" / "1.png", images[0])
     save_image(tmp_path / "train" / "dog" / "1.png", images[1])
-    save_image(tmp_path / "test" / "dog" / "1.png", images[2])  # the test part may lack classes
+    save_image(tmp_path / "test" / "dog" / "1.png", images[2])  # classes may be missing in the test part
     raw = read_class_folders(tmp_path)
     assert raw.labels.tolist() == [0, 1, 1]
     assert raw.split is not None
@@ -228,7 +228,7 @@ def test_palettes_become_color_and_bilevel_gray(tmp_path: Path) -> None:
     Image.new("RGBA", (8, 8), (9, 8, 7, 0)).save(tmp_path / "c" / "a" / "2.png")
     raw = read_class_folders(tmp_path / "c")
     assert raw.images.shape == (2, 3, 8, 8)
-    assert raw.images[1, :, 0, 0].tolist() == [255, 255, 255]  # transparent, and so white
+    assert raw.images[1, :, 0, 0].tolist() == [255, 255, 255]  # transparent pixels are white
     (tmp_path / "g" / "a").mkdir(parents=True)
     Image.new("1", (8, 8), 1).save(tmp_path / "g" / "a" / "1.png")
     assert (read_class_folders(tmp_path / "g").images == 255).all()
@@ -373,7 +373,7 @@ def test_other_arrays_of_medmnist_files_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        # The total number of labels is right, but they would belong to other images.
+        # The total number of labels is correct, but they would be assigned to other images.
         ({"train_labels": np.zeros((11, 1), int), "test_labels": np.zeros((7, 1), int)}, "train_labels"),
         ({"test_images": np.zeros((6, 8, 8, 3), np.uint8)}, "test_images"),
         ({"test_labels": np.zeros(6, int)}, "test_labels"),

@@ -93,7 +93,7 @@ def test_seed_changes_the_split(split_name: str) -> None:
     ],
 )
 def test_examples_are_shuffled(split_name: str, options: dict[str, Any]) -> None:
-    # Without a shuffle, each node's part of a class would be contiguous.
+    # Without shuffling, the examples of a class at a node would be contiguous.
     labels = torch.zeros(1000, dtype=torch.int64)
     for part in divide(labels, 1, name=split_name, nodes=2, **options):
         assert int((part.diff() > 1).sum()) > 100
@@ -131,19 +131,19 @@ def test_small_alpha_gives_each_class_to_one_node() -> None:
     for alpha in (1e-12, 1e-6):
         parts = divide(labels, 40, name="dirichlet", nodes=3, alpha=alpha)
         class_counts = classes_per_part(parts, labels)
-        assert sum(len(h) for h in class_counts) == 40  # no class is at two nodes
+        assert sum(len(h) for h in class_counts) == 40  # each class is at one node
         assert all(class_counts)
 
 
 def test_nodes_below_the_minimum_are_topped_up_from_the_largest() -> None:
-    # One class and a tiny alpha: one node gets all 100, and sampling again never helps.
+    # One class and a tiny alpha: one node gets all 100 examples, and sampling again does not help.
     parts = divide(labels_of_sizes(100), 1, name="dirichlet", nodes=3, alpha=1e-6, minimum=10)
     assert sorted(part_sizes(parts)) == [10, 10, 80]
 
 
 def test_sufficient_sample_is_not_topped_up() -> None:
-    # Sampled repeatedly, Dirichlet(1) gives both nodes 20 of 100 without moving examples:
-    # a node that was topped up would have 20 exactly.
+    # Dirichlet(1) is sampled until both nodes have at least 20 of 100 examples. If examples were moved
+    # instead, the smaller node would have exactly 20.
     lowest = [
         min(
             part_sizes(
@@ -157,7 +157,7 @@ def test_sufficient_sample_is_not_topped_up() -> None:
 
 
 def test_balanced_nodes_take_classes_by_their_shares() -> None:
-    # With a tiny alpha each node prefers one class: different ones, or the same, which they share.
+    # With a tiny alpha, each node prefers one class. If both prefer the same one, they share it.
     labels, result = labels_of_sizes(10, 10), set()
     for seed in range(20):
         parts = divide(labels, 2, seed, name="balanced-dirichlet", nodes=2, alpha=1e-6)
@@ -188,7 +188,7 @@ def test_alpha_skews_balanced_nodes() -> None:
         assert part_sizes(parts) == [100] * 10
         largest[alpha] = float(np.mean([np.bincount(labels[part], minlength=10).max() for part in parts]))
     assert largest[0.1] > 1.5 * largest[1.0] > 2 * largest[1e6]
-    assert largest[1e6] < 20  # the largest of ten classes in an even sample
+    assert largest[1e6] < 20  # the largest count of ten classes in an even sample
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 3.0])
@@ -227,14 +227,14 @@ def test_shards_have_the_documented_class_counts(
         assert [len(h) for h in class_counts] == [per_node] * nodes
         holders = [sum(label in h for h in class_counts) for label in range(classes)]
         assert max(holders) - min(holders) <= 1
-    else:  # more classes than slots: as few more as possible
+    else:  # more classes than slots: as few additional ones as possible
         assert sum(len(h) for h in class_counts) == classes
         assert max(len(h) for h in class_counts) == -(-classes // nodes)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_shards_replace_rare_classes(seed: int) -> None:
-    # The class with one example can be at one node only; the others fill all other slots.
+    # The class with one example is at one node only; the other classes fill the remaining slots.
     labels = labels_of_sizes(1, 50, 50)
     parts = divide(labels, 3, seed, name="shards", nodes=3, classes_per_node=2)
     assert [len(h) for h in classes_per_part(parts, labels)] == [2, 2, 2]
@@ -244,7 +244,7 @@ def test_top_up_prefers_known_classes() -> None:
     labels = np.repeat([0, 0, 1], [2, 20, 30])
     owner = np.repeat([0, 1, 2], [2, 20, 30])
     known = top_up(owner, 3, 5, np.random.default_rng(0), labels)
-    assert np.bincount(known).tolist() == [5, 17, 30]  # not from node 2, which is larger
+    assert np.bincount(known).tolist() == [5, 17, 30]  # not from node 2, although it is larger
     assert set(labels[known == 0]) == {0}
     assert np.bincount(top_up(owner, 3, 5, np.random.default_rng(0))).tolist() == [5, 20, 27]
 

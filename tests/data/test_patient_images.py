@@ -1,4 +1,4 @@
-"""Images of patients: parts without shared patients, targets by task, user files."""
+"""Images of patients: parts without common patients, targets of each task, and user files."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ RECONSTRUCTION = ReconstructionConfig()
 
 
 def patient_slices(patients: int = 12, each: int = 3, side: int = 8) -> RawImages:
-    """Slices of patient p: brightness p, a tumor of p + 1 pixels, site p % 3; patient 0 is the only one of
-    site d.
+    """Return slices in which patient p has brightness p, a tumor of p + 1 pixels, and site p % 3.
+
+    Patient 0 is the only one of site d.
     """
     of = np.repeat(np.arange(patients), each)
     images = np.broadcast_to(of[:, None, None, None], (len(of), 2, side, side)).astype(np.uint8)
@@ -42,19 +43,19 @@ def patient_slices(patients: int = 12, each: int = 3, side: int = 8) -> RawImage
 
 
 def patients_in(data: Any) -> set[int]:
-    """Return the patients of a part, from its pixels."""
+    """Return the patients of a part, decoded from its pixels."""
     return {round(float(x) * 127.5 + 127.5) for x in data.inputs[:, 0, 0, 0]}
 
 
 @given(st.integers(0, 10**6), st.floats(0.1, 0.6))
 def test_no_patient_is_in_two_parts(seed: int, fraction: float) -> None:
-    """Training, testing, public data and nodes, checked by pixels instead of columns."""
+    """Checks training, test, public and node data by pixels instead of columns."""
     config = make_data_config("mine", seed=seed, test_fraction=fraction, train_limit=20)
     data = prepare_images(patient_slices(), config, SEGMENTATION, "mine")
     assert data.group_column == "patient"
     tested = patients_in(data.test)
     assert not patients_in(data.train) & tested
-    assert {p % 3 for p in tested} == {0, 1, 2}  # each site
+    assert {p % 3 for p in tested} == {0, 1, 2}  # all sites
     assert len(data.train) <= 20
     train, public = load_public(PublicConfig("held-out", share=0.4, seed=seed), data, SEGMENTATION)
     assert public is not None
@@ -153,7 +154,7 @@ def test_rejects_numbers_out_of_range(option: dict[str, Any]) -> None:
 
 
 def write_folder(root: Path, count: int = 6, side: int = 8) -> Path:
-    """Write images: image i has brightness 10 i and a mask of i + 1 pixels of 255."""
+    """Write images: image i has brightness 10 i and a mask of i + 1 pixels with value 255."""
     for part in ("images", "masks"):
         (root / part).mkdir(parents=True, exist_ok=True)
     for i in range(count):
@@ -263,7 +264,7 @@ def test_reads_an_npz_of_findings(tmp_path: Path) -> None:
         assert torch.equal(part.targets, torch.from_numpy(labels)[numbers])
     assert not {n // 2 for n in patients_in(data.train)} & {n // 2 for n in patients_in(data.test)}
     np.savez(tmp_path / "mine.npz", **arrays | {"labels": labels * 2})
-    row, column = np.argwhere(labels != 0)[0]  # the first that is 2 or -2 now
+    row, column = np.argwhere(labels != 0)[0]  # the first label that is 2 or -2
     position = rf"example {row} has {2 * labels[row, column]} in column {column} \('{'xyz'[column]}'\)"
     with pytest.raises(DataError, match=rf"mine.npz: labels: {position} \(expected 1, 0 and -1"):
         load(make_data_config(str(tmp_path / "mine.npz")), FINDINGS)

@@ -1,4 +1,4 @@
-"""Public data: held out, from another data set, and from noise."""
+"""Public data: held out, from another data set, or generated from noise."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sorted_pixels(*parts: torch.Tensor) -> list[bytes]:
     return sorted(image.numpy().tobytes() for part in parts for image in part)
 
 
-# --- none and held out ---------------------------------------------------------------------------
+# --- none and held-out ---------------------------------------------------------------------------
 
 
 def test_none_leaves_all_examples_to_the_nodes() -> None:
@@ -57,7 +57,7 @@ def test_held_out_and_private_examples_are_a_partition() -> None:
     assert len(public) == round(0.2 * len(DIGITS.train))
     assert sorted_pixels(train.inputs, public.inputs) == sorted_pixels(DIGITS.train.inputs)
     assert public.labels is not None
-    # Each image keeps its own label, on both sides.
+    # Images keep their labels in both parts.
     label = {
         x.numpy().tobytes(): int(y) for x, y in zip(DIGITS.train.inputs, DIGITS.train.targets, strict=True)
     }
@@ -66,7 +66,7 @@ def test_held_out_and_private_examples_are_a_partition() -> None:
 
 
 def test_limit_does_not_change_the_private_examples() -> None:
-    """So metrics with little and with much public data are comparable."""
+    """This keeps metrics comparable for different amounts of public data."""
     (train, public), (same, few) = (load_parts(PublicConfig("held-out", limit=limit)) for limit in (0, 40))
     assert torch.equal(train.inputs, same.inputs)
     assert len(few) == 40
@@ -112,13 +112,13 @@ def test_other_data_set_is_converted_to_the_private_form(tmp_path: Path) -> None
     name = save(tmp_path / "color.npz", images, split=np.zeros(20, dtype=np.uint8) + (np.arange(20) >= 15))
     train, public = load_parts(PublicConfig(name))
     assert train is DIGITS.train
-    assert public.inputs.shape == (15, 1, 8, 8)  # its test examples are not used
+    assert public.inputs.shape == (15, 1, 8, 8)  # test examples are not used
     assert public.labels is None
     assert "its classes differ" in public.note
 
 
 def test_conversion_matches_a_reference() -> None:
-    """Flat colors, which averaging does not change."""
+    """Constant images are not changed by averaging."""
     source = make_data_set(np.ones((1, 3, 8, 8)) * np.array([1.0, 0.5, 0.0])[:, None, None])
     gray = make_data_set(np.zeros((1, 1, 4, 4)), mean=0.25)
     (pixel,) = set((conform_images(source.train.inputs, source, gray) * 0.5 + 0.25).flatten().tolist())
@@ -151,7 +151,7 @@ def test_limit_samples_from_the_other_data_set(tmp_path: Path) -> None:
     images = np.arange(100, dtype=np.uint8)[:, None, None] + np.zeros((100, 8, 8), dtype=np.uint8)
     name = save(tmp_path / "many.npz", images, split=np.zeros(100, dtype=np.uint8))
     with pytest.raises(DataError):
-        load_public(PublicConfig(name, limit=10), DIGITS)  # a split without a test example
+        load_public(PublicConfig(name, limit=10), DIGITS)  # split without a test example
     name = save(tmp_path / "many.npz", images, split=np.arange(100) >= 80)
     few, same, other = (load_parts(PublicConfig(name, limit=10, seed=seed))[1] for seed in (0, 0, 1))
     assert len(few) == 10
@@ -176,7 +176,7 @@ def test_rejects_channels_that_cannot_be_converted() -> None:
         conform_images(two.train.inputs, two, three)
 
 
-# --- from noise ----------------------------------------------------------------------------------
+# --- generated from noise ------------------------------------------------------------------------
 
 
 def test_noise_needs_no_data_and_has_no_labels() -> None:
@@ -199,10 +199,10 @@ def test_noise_images_do_not_depend_on_the_limit() -> None:
 def test_noise_images_are_smooth_with_varying_contrast() -> None:
     x = generate_noise_images(300, 3, 32, 32, torch_generator(0, "test"))
     across, separate = (x[..., 1:] - x[..., :-1]).abs().mean(), (x[..., 16:] - x[..., :16]).abs().mean()
-    assert across < 0.5 * separate  # independent pixels would give 1
+    assert across < 0.5 * separate  # 1 for independent pixels
     spread = x.flatten(1).std(1)
     assert spread.max() > 3 * spread.min()
-    # The direction of least change differs between images.
+    # The direction of the smallest change differs between images.
     down = (x[..., 1:, :] - x[..., :-1, :]).abs().mean((1, 2, 3))
     along = (x[..., 1:] - x[..., :-1]).abs().mean((1, 2, 3))
     assert (down > 1.3 * along).float().mean() > 0.1

@@ -1,4 +1,4 @@
-"""Whole patients are sampled, divided and kept together, for all numbers."""
+"""Patients are sampled and divided as a whole, for all sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.support.errors import raises_invalid
 
 
 def findings(patients: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
-    """Return targets (N, 4) and patients, 1 to 6 images per patient, shuffled."""
+    """Return targets (N, 4) and patients with 1 to 6 images each, shuffled."""
     rng = np.random.default_rng(seed)
     patient = np.repeat(np.arange(patients), rng.integers(1, 7, patients))
     rng.shuffle(patient)
@@ -50,15 +50,17 @@ def findings(patients: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
 @given(st.integers(0, 10**6), st.floats(0.1, 0.9))
 def test_patient_of_two_sites_is_sampled_whole(seed: int, share: float) -> None:
     patient = np.arange(30) % 10
-    site = np.arange(30) % 3  # each patient is at all three sites
+    site = np.arange(30) % 3  # each patient has images of all three sites
     sampled = sample_units_per_site(
         np.zeros(30, dtype=np.int64), patient, site, share, np.random.default_rng(seed)
     )
-    assert len(set(patient[sampled])) == min(max(round(10 * share), 1), 9), "one draw serves all three"
+    assert len(set(patient[sampled])) == min(max(round(10 * share), 1), 9), (
+        "a patient is sampled once for all sites"
+    )
     assert not set(patient[sampled]) & set(patient[~sampled])
 
 
-def divide(patient: np.ndarray, parts: list[np.ndarray]) -> bool:
+def shares_patients(patient: np.ndarray, parts: list[np.ndarray]) -> bool:
     """Return whether a patient is in two of the parts."""
     sets = [set(patient[part].tolist()) for part in parts]
     return sum(map(len, sets)) > len(set().union(*sets))
@@ -73,7 +75,7 @@ def test_sampled_units_are_whole_and_within_the_count(patients: int, seed: int, 
     count = max(round(share * len(patient)), 1)
     rows = sample_whole_units(stratification_labels(targets), patient, count, np.random.default_rng(seed))
     remaining = np.setdiff1d(np.arange(len(patient)), rows)
-    assert not divide(patient, [rows, remaining])
+    assert not shares_patients(patient, [rows, remaining])
     assert len(rows) <= count or len(np.unique(patient[rows])) == 1
     assert len(rows) >= 1
     assert rows.tolist() == sorted(set(rows.tolist()))
@@ -88,11 +90,11 @@ def test_whole_units_keep_label_shares() -> None:
 @given(st.integers(0, 10**6), st.floats(0.01, 0.99))
 def test_each_site_has_patients_in_both_parts(seed: int, share: float) -> None:
     rng = np.random.default_rng(seed)
-    sizes = rng.integers(2, 9, 4)  # patients of each site
+    sizes = rng.integers(2, 9, 4)  # number of patients of each site
     of = np.repeat(np.arange(sizes.sum()), 3)
     sites = np.repeat(np.repeat(["a", "b", "c", "d"], sizes), 3)
     test = sample_units_per_site(np.zeros(len(of), dtype=np.int64), of, sites, share, rng)
-    assert not divide(of, [np.flatnonzero(test), np.flatnonzero(~test)])
+    assert not shares_patients(of, [np.flatnonzero(test), np.flatnonzero(~test)])
     for site, size in zip("abcd", sizes, strict=True):
         sampled = len(np.unique(of[test & (sites == site)]))
         assert sampled == min(max(round(size * share), 1), size - 1)
@@ -127,7 +129,7 @@ def test_no_patient_is_at_two_nodes(split_name: str, nodes: int, seed: int) -> N
     ages = {"age": np.random.default_rng(seed).random(len(patient))}
     parts = split(targets, 4, config, np.random.default_rng(seed), ages, patient)
     assert sorted(torch.cat(parts).tolist()) == list(range(len(patient)))
-    assert not divide(patient, [part.numpy() for part in parts])
+    assert not shares_patients(patient, [part.numpy() for part in parts])
     assert min(map(len, parts)) >= 2
     again = split(targets, 4, config, np.random.default_rng(seed), ages, patient)
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
@@ -145,7 +147,7 @@ def test_unit_splits_have_nearly_equal_sizes() -> None:
             patient,
         )
         sizes = [len(part) for part in parts]
-        assert max(sizes) - min(sizes) <= 6  # one patient
+        assert max(sizes) - min(sizes) <= 6  # at most the images of one patient
 
 
 def test_positives_split_skews_findings_not_sizes() -> None:
@@ -205,7 +207,7 @@ def test_nodes_together_know_all_findings(nodes: int, labels: int, seed: int) ->
         assert all(torch.equal(one.targets[0], one.targets[1]) for one in parts)
         assert set().union(*known) == set(range(labels))
         assert all(a & b for a, b in zip(known, known[1:] + known[:1], strict=True))
-    assert (part.targets == 1).all()  # the original is untouched
+    assert (part.targets == 1).all()  # the original is unchanged
 
 
 def test_rejects_findings_that_leave_gaps() -> None:
@@ -284,7 +286,7 @@ def test_subset_and_to_keep_groups() -> None:
     assert made(None).to("cpu").groups is None
 
 
-# --- limited --------------------------------------------------------------------------------------
+# --- limits -----------------------------------------------------------------------------------------
 
 
 @given(groups=st.lists(st.integers(-3, 3), min_size=1, max_size=30), most=st.integers(2, 5))

@@ -1,4 +1,4 @@
-"""Tables: rows, schemas, drafts of schemas and features; csv files and folders; a node's rows."""
+"""Tables: rows, schemas, drafts of schemas, and features; CSV files and folders; rows of a node."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_reads_a_folder_of_csv_files(hospitals: Path) -> None:
     assert data.test.inputs.tolist() == [[-1, 0, 1, 0, 0], [0, 0, 1, 0, 0]]
     assert (data.name, data.classes, data.mean, data.vocabulary) == ("hospitals", ("no", "yes"), (), 0)
     assert data.columns["site"].tolist() == ["berlin", "berlin", "paris"]
-    assert "id" not in data.columns, "paris has none"
+    assert "id" not in data.columns, "paris.csv has no such column"
     assert data.schema == read_schema(hospitals / "schema.toml")
 
 
@@ -127,7 +127,7 @@ def test_parquet_and_csv_agree(hospitals: Path) -> None:
     as_csv = of(hospitals)
     (hospitals / "paris.csv").unlink()
     columns = {
-        "ward": [1, 1],  # whole numbers, one column with a gap, and categories by number
+        "ward": [1, 1],  # integers, a column with a missing value, and numeric categories
         "age": [100.0, 50.0],
         "ill": arrow.array(["yes", "no"]).dictionary_encode(),
         "split": ["train", "test"],
@@ -261,7 +261,7 @@ def test_regression_targets_are_scaled_and_stratified(hospitals: Path) -> None:
     assert max(means) - min(means) > 0.3
 
 
-# --- features depend on the row only ----------------------------------------------------------------------
+# --- features depend on their row only ------------------------------------------------------------------
 
 ROW = st.tuples(st.one_of(st.none(), st.floats(0, 100)), st.sampled_from(("1", "2", "NA")))
 
@@ -348,7 +348,7 @@ def test_node_checks_rows_against_the_servers_schema(hospitals: Path) -> None:
     spec = DataSpec.from_data(TASK, data)
     assert DataSpec.from_dict(spec.to_dict()) == spec
     specific, _ = node_data.load_node_data(NodeDataConfig("csv", "berlin.csv", group="id"), hospitals, spec)
-    assert specific.inputs.tolist() == [[0.5, 0, 0, 1, 0], [0, 1, 0, 0, 1]], "what is for testing is left out"
+    assert specific.inputs.tolist() == [[0.5, 0, 0, 1, 0], [0, 1, 0, 0, 1]], "test rows are excluded"
     assert specific.groups is not None
     assert len(specific.groups.unique()) == 2
     narrow = replace(
@@ -401,7 +401,7 @@ def test_spreadsheet_errors_explain_how_to_save(content: bytes, message: str, tm
         list(table_files.read_delimited_rows(tmp_path / "own.csv"))
 
 
-Main = Callable[..., tuple[int, str, str]]  # arguments to exit code, stdout and stderr
+Main = Callable[..., tuple[int, str, str]]  # arguments -> exit code, stdout, stderr
 
 ROWS = {
     "patient": ["a", "b", "c", "d"],
@@ -417,11 +417,11 @@ ROWS = {
 def test_columns_become_numbers_or_categories() -> None:
     schema, left_out = draft_schema(ROWS, "grade")
     result = {column.name: column for column in schema.columns}
-    assert list(result) == ["age", "bp", "ward", "grade"], "who a row is of is not learned from"
+    assert list(result) == ["age", "bp", "ward", "grade"], "patient ids are not features"
     assert (result["age"].range, result["age"].missing) == ((15.0, 100.0), False)
     assert (result["bp"].range, result["bp"].missing) == ((120.0, 130.0), True)
     assert (result["ward"].categories, result["ward"].missing) == (("x", "y"), True)
-    assert schema.classes == ("1", "2", "10"), "few whole numbers are classes, in their order"
+    assert schema.classes == ("1", "2", "10"), "integers with few values are ordered classes"
     assert left_out == {
         "patient": "it is metadata",
         "note": "it is 'same' throughout",
@@ -445,7 +445,7 @@ def test_numeric_targets_and_survival_times() -> None:
 @pytest.mark.parametrize("numbers", [["-1e308", "1e308"], ["0", "5e-324"]])
 def test_extreme_numbers_get_a_range_or_a_reason(numbers: list[str]) -> None:
     schema, _ = draft_schema({"": ["0", "1"], "x": numbers, "y": ["a", "b"]}, "y")
-    assert [column.name for column in schema.columns] == ["x", "y"], "numbering has no name"
+    assert [column.name for column in schema.columns] == ["x", "y"], "row numbers have no column name"
     assert schema.columns[0].range == (float(numbers[0]), float(numbers[1]))
 
 

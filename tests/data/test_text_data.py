@@ -1,4 +1,4 @@
-"""Texts as token ids: known ids, errors, and independence of other private texts."""
+"""Texts as token ids: vocabularies, errors, and independence of other private texts."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ def test_reads_class_names_metadata_and_tsv(tmp_path: Path) -> None:
 
 
 def test_texts_of_one_patient_stay_together(tmp_path: Path) -> None:
-    """In training and test parts, with a limit, as public data, and between nodes."""
+    """Holds for training and test parts, with a limit, for public data, and between nodes."""
     rows = "text,label,patient\n" + "".join(f"word{n % 9},{n % 2},p{n % 9}\n" for n in range(54))
     data = load_text(replace(table(tmp_path, rows), test_fraction=0.3, train_limit=30))
     assert data.group_column == "patient"
     train, test = set(data.train.inputs[:, 0].tolist()), set(data.test.inputs[:, 0].tolist())
-    assert (len(train), len(test)) == (5, 3)  # 5 of the 6 others hold 30 texts
+    assert (len(train), len(test)) == (5, 3)  # 5 of the 6 other patients have 30 texts
     assert not train & test
     assert "tested on 3 of 9 patients" in data.note
     assert "trained on 30 of 36" in data.note

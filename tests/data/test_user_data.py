@@ -1,4 +1,4 @@
-"""Data given by a path, including data that look like another format."""
+"""Data given by a path, including data that resemble another format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEGMENTATION, FINDINGS = SegmentationConfig(), MultiLabelConfig()
 
 
 def write_folder(root: Path, count: int = 6) -> Path:
-    """Write dark images of 8 x 8, all background."""
+    """Write dark images of 8 x 8 pixels, with background only."""
     for part in ("images", "masks"):
         (root / part).mkdir(parents=True)
         for i in range(count):
@@ -55,7 +55,7 @@ def test_mask_gaps_need_class_names(tmp_path: Path) -> None:
     np.savez(path, images=images, masks=masks, classes=np.array(["none", "a", "b", "c"]))
     assert load(make_data_config(str(path)), SEGMENTATION).classes == ("none", "a", "b", "c")
     masks[4, 1, 2] = 1
-    np.savez(path, images=images, masks=masks[:, :1].repeat(8, 1))  # all of class 1, no background
+    np.savez(path, images=images, masks=masks[:, :1].repeat(8, 1))  # all of class 1, without background
     assert load(make_data_config(str(path)), SEGMENTATION).classes == ("background", "foreground")
 
 
@@ -80,7 +80,8 @@ def test_rejects_unsupported_file_formats(tmp_path: Path, task: TaskConfig, kind
     path.unlink()
     with pytest.raises((DataError, ArgumentError)) as missing:
         load(make_data_config(str(path.with_suffix(".npz"))), task)
-    assert str(missing.value).count(str(path.with_suffix(".npz"))) == 2  # requested, and one stray pixel
+    # as the requested and as the searched path
+    assert str(missing.value).count(str(path.with_suffix(".npz"))) == 2
 
 
 def test_images_and_masks_are_not_two_classes(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_mixed_images_become_one_size_and_color(tmp_path: Path) -> None:
     assert data.train.inputs.shape[1:] == data.test.inputs.shape[1:] == (3, 8, 8)
     assert len(data.train) + len(data.test) == 8
     for part in (data.train, data.test):
-        white = part.targets.float() * 2 - 1  # cats are black, dogs are white, whatever their size
+        white = part.targets.float() * 2 - 1  # cats are black and dogs are white, at any size
         torch.testing.assert_close(part.inputs, white.view(-1, 1, 1, 1).expand_as(part.inputs))
 
 
@@ -160,7 +161,8 @@ def test_reads_all_images_of_a_class(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "round").symlink_to(tmp_path / "elsewhere")
     data = load(make_data_config(str(tmp_path / "pets")))
     assert len(data.train) + len(data.test) == 9
-    (tmp_path / "pets" / "dog" / "up").symlink_to(tmp_path / "pets")  # its cats would be dogs
+    # images of cats would be labeled as dogs
+    (tmp_path / "pets" / "dog" / "up").symlink_to(tmp_path / "pets")
     with pytest.raises(DataError, match=r"dog/up: .*a link"):
         load(make_data_config(str(tmp_path / "pets")))
     (tmp_path / "pets" / "dog" / "up").unlink()
@@ -180,7 +182,7 @@ def test_reads_train_test_and_validation_folders(tmp_path: Path) -> None:
     ] == [4, 4]
     measured = load(make_data_config(position, validation=0.5))
     assert len(measured.test) == 4
-    assert bool((measured.test.inputs == 1).all())  # of the validation part
+    assert bool((measured.test.inputs == 1).all())  # the images of the validation part
     (tmp_path / "pets" / "test").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"pets: .*train, val .*train, test"):
         load(make_data_config(position))
@@ -191,7 +193,7 @@ def test_reads_train_test_and_validation_folders(tmp_path: Path) -> None:
 
 
 def exif_image(position: Path, pixels: np.ndarray[Any, Any]) -> None:
-    """Write an image file with EXIF orientation 6, and a width that is not a number."""
+    """Write an image file with EXIF orientation 6 and a malformed width."""
     position.parent.mkdir(parents=True, exist_ok=True)
     width = struct.pack("<HHI4s", 256, 2, 4, b"two\0")
     tags = width + struct.pack("<HHIHH", 274, 3, 1, 6, 0)

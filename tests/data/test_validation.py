@@ -1,4 +1,4 @@
-"""Validation on a share of the training examples: none of it is trained on, and no test example is used."""
+"""Validation on a part of the training data, which is not used in training; test data are not used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FEW = Digits(validation=0.25, seed=3)
 def prepare(
     of: np.ndarray, sites: np.ndarray, test: np.ndarray, config: DataConfig
 ) -> tuple[set[int], set[int], DataSet]:
-    """Return the patients in training and in evaluation, of examples that hold their patients' numbers."""
+    """Return the patients in training and in evaluation, and the data; inputs are patient numbers."""
     numbers = torch.from_numpy(of).float().view(-1, 1, 1, 1)
     source = UnsplitExamples(
         name="mine",
@@ -53,7 +53,7 @@ def test_validation_takes_whole_training_patients_of_each_site(seed: int, share:
     assert sum(map(len, parts)) == len(set.union(*parts)) == 24
     assert {p % 3 for p in train} == {p % 3 for p in measured} == {0, 1, 2}
     assert f"{len(measured)} of 18 training patients" in data.note
-    for site in range(3):  # the share of each site's six, at least one and never all
+    for site in range(3):  # the share of the six patients of each site, at least one and not all
         assert sum(p % 3 == site for p in measured) == min(max(round(6 * share), 1), 5)
 
 
@@ -90,7 +90,7 @@ def test_test_images_are_not_used_with_validation() -> None:
         return {one.numpy().tobytes() for one in data}  # type: ignore[attr-defined]
 
     tested = known(whole.test.inputs)
-    only_tested = tested - known(whole.train.inputs)  # some digits look alike to the last pixel
+    only_tested = tested - known(whole.train.inputs)  # some digits are equal in all pixels
     assert len(only_tested) > 300
     assert not only_tested & (known(part.train.inputs) | known(part.test.inputs))
     assert len(part.train) + len(part.test) == len(whole.train)
@@ -114,7 +114,7 @@ def test_note_counts_patients_not_images() -> None:
 
 
 def test_rejects_validation_with_node_data(tmp_path: Path) -> None:
-    """In a deployed federation, and with offline queries."""
+    """This applies to deployed federations and offline queries."""
     message = r"invalid data\.validation = 0\.25 \(expected 0, as nodes with their own data"
     config = replace(run_config("digits-fedkd"), data=FEW)
     with pytest.raises(ArgumentError, match=message):

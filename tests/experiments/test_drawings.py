@@ -1,4 +1,4 @@
-"""Figures that are drawn from runs: what each gives of a comparison on digits that has its form."""
+"""Figures drawn from runs: the metrics of each figure on a small comparison of digits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FORMS = {
 
 
 def reproduced(name: str, folder: Path, **arguments: Any) -> tuple[Path, list[dict[str, Any]]]:
-    """The runs of a comparison of the figure's form, and the rows that its program gives."""
+    """Run a comparison like that of the figure; return its folder and the rows of the figure's program."""
     extra, _, rest = FORMS[name].partition("\n") if FORMS[name].startswith("base") else ("", "", FORMS[name])
     methods, _, tables = rest.partition("\n") if rest.startswith("methods") else ("", "", rest)
     public = extra.removeprefix("base.")
@@ -56,13 +56,13 @@ def reproduced(name: str, folder: Path, **arguments: Any) -> tuple[Path, list[di
 @pytest.mark.parametrize(
     ("name", "picture"), [("fedkd_fig2", "figure2.svg"), ("fedmd_cg_fig6", "figure6.svg")]
 )
-def test_comparison_results_are_only_drawn(tmp_path: Path, name: str, picture: str) -> None:
+def test_figures_of_comparison_results_return_no_rows(tmp_path: Path, name: str, picture: str) -> None:
     _, rows = reproduced(name, tmp_path)
     assert rows == []
     assert (tmp_path / "out" / picture).read_text().count("<path") > 10
 
 
-def test_curves_give_what_each_method_had_early_and_at_last(tmp_path: Path) -> None:
+def test_curves_return_early_and_last_accuracy(tmp_path: Path) -> None:
     runs, rows = reproduced("fedmd_cg_fig3", tmp_path)
     values = {(row["method"], row["metric"]): row["value"] for row in rows}
     for method in ("fedavg", "fedmd-cg"):
@@ -73,7 +73,7 @@ def test_curves_give_what_each_method_had_early_and_at_last(tmp_path: Path) -> N
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"curves.svg", "omega.svg"}
 
 
-def test_consistency_is_the_loss_of_the_runs(tmp_path: Path) -> None:
+def test_consistency_is_the_last_loss_of_the_run(tmp_path: Path) -> None:
     runs, rows = reproduced("fedmd_cg_fig5", tmp_path)
     last = RunFiles.read(runs / "ave-latent-seed0").metrics.server_losses["consistency"]
     values = {(row["method"], row["metric"]): row["value"] for row in rows}
@@ -87,7 +87,7 @@ def test_bytes_until_target_accuracy_are_part_of_total(tmp_path: Path) -> None:
     result = RunFiles.read(runs / "fedavg-seed0").result
     assert result.bytes.up
     assert result.bytes.down
-    # Any accuracy is 0 or more after the first of two rounds; none is 101.
+    # The accuracy is at least 0 after the first of two rounds, and never 101.
     assert values["fedavg", "GB to 0 %"] == pytest.approx((result.bytes.up + result.bytes.down) / 2e9)
     assert ("fedavg", "GB to 101 %") not in values
     assert ("fediod", "best, %") in values

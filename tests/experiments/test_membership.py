@@ -1,4 +1,4 @@
-"""Membership inference on a comparison's students gives the metrics of an attack that repeats each run."""
+"""Membership inference on the students of a comparison equals the attack on each replayed run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ membership = { shadows = 4, responses = 0 }
 """
 
 
-def test_they_are_those_of_the_attack_that_repeats_each_run(tmp_path: Path) -> None:
+def test_metrics_equal_those_of_replayed_runs(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(PLAN)
     plan, runs = read_comparison(tmp_path / "plan.toml"), tmp_path / "runs"
     comparison_runner.compare(plan, runs, command="", report=write_report, quiet=True)
@@ -46,7 +46,7 @@ def test_they_are_those_of_the_attack_that_repeats_each_run(tmp_path: Path) -> N
         planned_run.folder: areas
         for planned_run, areas in importlib.import_module("membership").attack_students(runs, 4)
     }
-    assert set(results) == {"fedkd-seed0", "fedavg-seed0"}  # who is alone has no student
+    assert set(results) == {"fedkd-seed0", "fedavg-seed0"}  # standalone runs have no student
     for folder, areas in results.items():
         leakage = json.loads((runs / folder / "leakage.json").read_text())
         attacks = leakage["attacks"][0]["result"]["targets"][0]["attacks"]

@@ -1,4 +1,4 @@
-"""Readers of the research packs: what each holds, and how its sites, parts and words are read."""
+"""Readers of the research data sets: contents, sites, parts and vocabularies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_brain_mri() -> None:
     assert "EZ" in data.note
 
 
-def test_brain_mri_reconstruction_is_of_flair() -> None:
+def test_brain_mri_reconstruction_uses_flair() -> None:
     data = mri(ReconstructionConfig(), sites=("CS",))
     every = mri(SegmentationConfig(), sites=("CS",))
     assert torch.equal(data.test.targets, every.test.inputs[:, 1:2])
@@ -74,11 +74,11 @@ def test_monuseg_has_organs_and_its_official_split() -> None:
     assert data.test.cases.sizes[0] == (250, 250)
     whole = monuseg(patch=128, sites=("bladder", "breast"))
     assert whole.test.cases is not None
-    assert len(whole.test.cases.present_ids()) == 4  # two of bladder, which has no training pictures
+    assert len(whole.test.cases.present_ids()) == 4  # two of bladder, an organ without training images
     assert set(whole.columns["organ"]) == {"breast"}
 
 
-def test_dsb_has_tissue_unless_other_kinds_are_named_and_is_public_for_monuseg() -> None:
+def test_dsb_has_tissue_by_default_and_is_public_for_monuseg() -> None:
     data = dsb(train_limit=20)
     assert set(data.columns["site"]) == {"he_256x320"}
     assert "tested on 21 of 107 slides" in data.note
@@ -94,19 +94,19 @@ def test_dsb_has_tissue_unless_other_kinds_are_named_and_is_public_for_monuseg()
     assert public.labels.shape == (6, 64, 64)
 
 
-def test_sst2_is_whole() -> None:
+def test_sst2_is_complete() -> None:
     data = pack("texts:SST2", "sst2.csv.gz", TextConfig())
     assert (len(data.train), len(data.test), data.classes) == (6920 + 872, 1821, ("negative", "positive"))
 
 
-def test_ag_news_is_whole() -> None:
+def test_ag_news_is_complete() -> None:
     data = pack("texts:AGNews", "ag_news_tokens.npz", TextConfig())
     assert (len(data.train), len(data.test), len(data.classes)) == (120_000, 7_600, 4)
     assert torch.bincount(data.test.targets).tolist() == [1900] * 4
 
 
 def test_word_numbers_by_hand(tmp_path: Path) -> None:
-    """The file has two parts; an unknown word number gets an id of its own."""
+    """The file has two parts; unknown word numbers get their own ids."""
     words = [b"<pad>", b"film", b"", *[b"w"] * 65_533, b"last"]
     np.savez(
         tmp_path / "ag_news_tokens.npz",
@@ -140,8 +140,8 @@ def test_jpeg_copies_of_cifar() -> None:
     assert "not the official one" in data.note
 
 
-def test_mosaics_are_cut_row_by_row_and_end_in_a_test_part(tmp_path: Path) -> None:
-    """Tile t of class c is flat: red t // 4, green 100 + t % 4 * 30, blue 200 c."""
+def test_mosaics_are_cut_by_rows_and_end_with_test_images(tmp_path: Path) -> None:
+    """Tile t of class c has a constant color: red t // 4, green 100 + t % 4 * 30, blue 200 c."""
     tiles, streams = np.arange(600), []
     for label in range(2):
         flat = np.stack([tiles // 4, 100 + tiles % 4 * 30, 200 * label + 0 * tiles], axis=1).astype(np.uint8)

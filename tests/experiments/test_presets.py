@@ -1,4 +1,4 @@
-"""The presets of the experiments: whole, the papers' numbers, and what lies next to a file found from it."""
+"""Presets of the experiments: complete, with the values of the papers, and with files found by folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def preset(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in PRESETS.glob("*.toml")))
-def test_every_preset_is_a_run(name: str) -> None:
+def test_every_preset_is_a_valid_run(name: str) -> None:
     run = spec.load(preset(name))
     check_supports_task(run.data, run.task)
     assert run.name == name
@@ -35,12 +35,13 @@ COMPARISONS = [file for file in sorted(PRESETS.parent.glob("*.toml")) if is_file
 
 
 @pytest.mark.parametrize("file", COMPARISONS, ids=lambda file: file.stem)
-def test_every_comparison_is_one_at_each_of_its_scales(tmp_path: Path, file: Path) -> None:
-    """Also where it lies in another folder, as a run's own ``compare.toml`` does."""
+def test_every_comparison_is_valid_at_each_scale(tmp_path: Path, file: Path) -> None:
+    """A copy in another folder gives the same comparison, like ``compare.toml`` in the folder of a run."""
     for scale in ("small", *parse_toml(file.read_text()).get("scale", {})):
         comparison = read_comparison(file, scale=scale)
         assert len(comparison.methods) > 1 or len(comparison.settings) > 1
-        assert "packs." not in comparison.to_toml() or comparison.base["plugins"]  # else nobody finds them
+        # required to find the readers
+        assert "packs." not in comparison.to_toml() or comparison.base["plugins"]
         (tmp_path / "compare.toml").write_text(comparison.to_toml())
         assert read_comparison(tmp_path / "compare.toml") == comparison
 
@@ -58,10 +59,8 @@ def test_every_comparison_is_one_at_each_of_its_scales(tmp_path: Path, file: Pat
         ("fedkd_table5", "fedkd", preset("text-sst2-fedkd-distilbert"), {}),
     ],
 )
-def test_a_method_is_the_papers_at_the_papers_scale(
-    name: str, method: str, like: str, but: dict[str, Any]
-) -> None:
-    """And keeps nothing of what made it small."""
+def test_paper_scale_has_method_of_the_paper(name: str, method: str, like: str, but: dict[str, Any]) -> None:
+    """No option of the smaller scale is kept."""
     comparison = read_comparison(PRESETS.parent / f"{name}.toml", scale="paper")
     planned_run = next(
         planned_run for planned_run in comparison.planned_runs() if planned_run.label == method
@@ -69,7 +68,7 @@ def test_a_method_is_the_papers_at_the_papers_scale(
     assert comparison.run_config(planned_run).method == replace(spec.load(like).method, **but)
 
 
-def test_fedmd_cg_at_the_papers_scale_is_the_published_code() -> None:
+def test_paper_scale_of_fedmd_cg_equals_published_code() -> None:
     method = spec.load("fashion-fedmd-cg-published").method
     comparison = read_comparison(PRESETS.parent / "fedmd_cg_table1.toml", scale="paper")
     planned = next(run for run in comparison.planned_runs() if run.label == "fedmd-cg")
@@ -77,7 +76,7 @@ def test_fedmd_cg_at_the_papers_scale_is_the_published_code() -> None:
 
 
 @pytest.mark.parametrize("name", ["fediod_table2", "fediod_table3", "fediod_table4"])
-def test_asyndgan_has_fediods_networks_and_steps_at_the_papers_scale(name: str) -> None:
+def test_paper_scale_of_asyndgan_has_networks_and_steps_of_fediod(name: str) -> None:
     comparison = read_comparison(PRESETS.parent / f"{name}.toml", scale="paper")
     one, other = (
         comparison.run_config(
@@ -105,10 +104,10 @@ def test_asyndgan_has_fediods_networks_and_steps_at_the_papers_scale(name: str) 
         ("mri-reconstruction", (1e-4, 16, 20), 817_500, 1e-4, 8),
     ],
 )
-def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
+def test_paper_presets_of_maps_match_the_appendix(
     name: str, local: tuple[float, int, int], steps: int, rate: float, batch: int
 ) -> None:
-    """FedIOD, appendix; of reconstruction it prints no batch."""
+    """The values are from the appendix of FedIOD, which gives no batch size for reconstruction."""
     run = spec.load(preset(f"paper-{name}"))
     check_supports_task(run.data, run.task)
     given, method = run.nodes.local, run.method
@@ -128,14 +127,14 @@ def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
         *(str(file) for file in [*PRESETS.glob("paper-*.toml"), *PRESETS.glob("*-distilbert.toml")]),
     ],
 )
-def test_presets_of_the_papers_inherit_no_smoothing_and_fediods_tell_the_best_evaluation(name: str) -> None:
-    """No paper names label smoothing; FedIOD's code reports its best round on test data, others do not."""
+def test_paper_presets_have_no_smoothing_and_fediod_reports_best_round(name: str) -> None:
+    """No paper mentions label smoothing. Only the code of FedIOD reports its best round on test data."""
     run = spec.load(name)
     assert run.nodes.local.smoothing == 0.0
     assert run.evaluation.best == (type(run.method).__name__.startswith("FedIOD") and "digits" not in name)
 
 
-def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
+def test_paper_preset_of_findings_matches_fedkd() -> None:
     run = spec.load(preset("paper-xray"))
     check_supports_task(run.data, run.task)
     local, method = run.nodes.local, run.method
@@ -156,16 +155,16 @@ def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
         "mri-reconstruction-fediod",
     ],
 )
-def test_presets_of_maps_have_the_papers_loss_terms_but_the_perceptual_one(name: str) -> None:
+def test_presets_of_maps_have_all_loss_terms_except_perceptual(name: str) -> None:
     run = spec.load(preset(name))
     method = run.method
     assert not run.nodes.perceptual
     assert min(method.gan, method.conf, method.unique, method.mimic, method.generator.pixel) > 0
-    if not name.startswith("mri-reconstruction"):  # whose outputs are no logits
+    if not name.startswith("mri-reconstruction"):  # outputs of reconstruction are no logits
         assert (method.ensemble, method.tau) == ("logits", math.inf)
 
 
-# --- what lies next to a file ---------------------------------------------------------------------------
+# --- files in the folder of a file ----------------------------------------------------------------------
 
 READER = """
 from dataclasses import dataclass
@@ -185,7 +184,7 @@ class Noise(ImageArrayData):
 
 @pytest.fixture
 def study(lab: Lab) -> Path:
-    """A folder of files with a reader in it, which is neither installed nor where commands are started."""
+    """Create a folder with run files and a reader that is not installed, outside the working directory."""
     folder = lab.here / "study"
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     (folder / "readers").mkdir(exist_ok=True)

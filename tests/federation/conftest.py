@@ -1,4 +1,4 @@
-"""Runs that several test files read and none changes."""
+"""Runs that several test files read but do not change."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.support.processes import Unbroken, small
 
 @pytest.fixture(scope="session")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
-    """The run that is broken in many ways, in one process and unbroken."""
+    """The uninterrupted run, in one process, that tests compare interrupted ones with."""
     return Unbroken(small(), tmp_path_factory.mktemp("unbroken"))

@@ -1,4 +1,4 @@
-"""Owners who approve runs, on real processes: a run nobody approved, one that was changed, a small node."""
+"""Approval of runs by owners, on real processes: unapproved runs, changed runs, small nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWNERS = '[nodes.policy]\napprove = "each run"\nmin_records = 100\nmin_nodes = 3
 
 
 def run(here: Sites, name: str = "first") -> str | dict[str, object]:
-    """Outcome of the run at a server that is restarted."""
+    """Run on a new server process, or resume; return the result or the reason that it stopped."""
     here.served = here.folder / f"server-{name}"
     here.served.mkdir(exist_ok=True)
     here.begin()
@@ -56,7 +56,7 @@ def test_run_needs_approval_of_each_owner(tmp_path: Path) -> None:
         for node in here.names:
             code, out = owner(here, node, "approve", sha256[:32])
             assert (code, "approved" in out) == (0, True), out
-        # The server changes one option: it is another run, and nobody has approved that.
+        # A run with one changed option is another run, which no owner has approved.
         here.config = small(FEDKD.replace("epochs = 1", "epochs = 2") + OWNERS)
         value = run(here, "changed")
         assert isinstance(value, str)

@@ -1,4 +1,4 @@
-"""Entries of a node's log about its server: each change once, and a reminder now and then."""
+"""A node's log about its server: one entry per change, and rare reminders."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_logs_unreachable_server_with_rare_reminders(
     clock = Clock()
     contact = ServerConnection("here:1", clock)
     times = []
-    for second in range(0, 4 * 3600, 2):  # as FLARE tries
+    for second in range(0, 4 * 3600, 2):  # FLARE's retry interval
         clock.now = float(second)
         contact.set_unreachable()
         times += [second] * len(caplog.records)
@@ -73,7 +73,7 @@ def test_logs_unreachable_server_with_rare_reminders(
 def test_only_heartbeat_replies_change_connection_state(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that may not come in ends; one that was in stays, and says so."""
+    """A node that is refused at registration ends; one that was connected stays, and logs the refusal."""
     defs = pytest.importorskip("nvflare.fuel.f3.cellnet.defs")
     caplog.set_level(logging.INFO)
     callbacks: list[Any] = []
@@ -110,10 +110,10 @@ def test_only_heartbeat_replies_change_connection_state(
     assert calls == ["left"]
 
 
-def test_slow_record_of_a_refusal_is_no_lost_connection(
+def test_slow_logging_of_refusal_does_not_lose_connection(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first record of a process loads torch, for longer than a heartbeat on a slow machine."""
+    """The first record of a process loads torch, which can take longer than a heartbeat."""
     defs = pytest.importorskip("nvflare.fuel.f3.cellnet.defs")
     keys, clock = defs.MessageHeaderKey, Clock()
     callbacks: list[Any] = []
@@ -132,7 +132,8 @@ def test_slow_record_of_a_refusal_is_no_lost_connection(
         def start(self) -> None: ...
 
     sleeps = iter([None])
-    patched = SimpleNamespace(monotonic=clock, sleep=lambda seconds: next(sleeps))  # a second look ends it
+    # the second check ends the loop
+    patched = SimpleNamespace(monotonic=clock, sleep=lambda seconds: next(sleeps))
 
     def listen() -> None:
         with contextlib.suppress(StopIteration):

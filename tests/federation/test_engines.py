@@ -1,4 +1,4 @@
-"""The same seed gives the same figures on every engine; and which one ``auto`` takes."""
+"""The same seed gives the same metrics on every engine, and ``auto`` selects the right engine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def nodes_of(specs: tuple[str, ...], audit: AuditLog | None = None) -> list[Node
 
 
 def distilled(specs: tuple[str, ...], config: FedIOD, engine: str, steps: int = 3) -> dict[str, Any]:
-    """Some steps of FedIOD; all that an engine could change."""
+    """Run some steps of FedIOD; return everything that an engine could change."""
     compute, audit = Compute(EngineConfig(batching=engine)), AuditLog()  # type: ignore[arg-type]
     nodes = nodes_of(specs, audit)
     side = config.node_side(NodeSetting(TASK, LocalConfig(), Compute()))
@@ -91,7 +91,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one["audit"] == other["audit"]
 
 
-# --- equal figures -------------------------------------------------------------------------------
+# --- equal metrics -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_stacked_and_one_by_one_reach_equal_metrics(specs: Any, options: dict[st
 
 
 def test_metrics_depend_on_compared_option() -> None:
-    """Or else equality above would say nothing."""
+    """Otherwise the equality above would be meaningless."""
     metrics = [
         distilled(ALIKE, changed(CONFIG, importance=how), "stacked")["losses"]
         for how in ("counts", "fakeness", "realness", "odds")
@@ -138,7 +138,7 @@ def test_metrics_depend_on_compared_option() -> None:
         assert (one - other).abs().max() > 1e-4
 
 
-# --- choosing ------------------------------------------------------------------------------------
+# --- selection -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_should_stack_equal_architectures(
     [
         ("small-cnn:4", False, True, True),
         ("resnet8:96", False, True, False),  # 2.7 million parameters fill a GPU
-        ("small-cnn:4", True, True, False),  # recorded steps of one after another's are faster
+        ("small-cnn:4", True, True, False),  # captured steps of one node after another are faster
         ("small-cnn:4", True, False, True),
     ],
 )

@@ -1,7 +1,7 @@
-"""Faults that really happen: processes that are killed, processes that freeze, disks that are full.
+"""Real faults: killed processes, frozen processes, full disks.
 
-The nodes and the server are processes of their own; see support/processes.py. What is done about a fault
-does not depend on what carries the messages; test_flare.py kills processes of NVIDIA FLARE.
+Nodes and server are separate processes; see support/processes.py. The handling of faults does not depend on
+the transport; test_flare.py kills processes of NVIDIA FLARE.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from tests.support.processes import (
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[Sites]:
-    """A run whose ``link.wait`` never ends: a node that is started again answers, however late."""
-    # A little longer over each query, so that what is to happen in the middle of a run does.
+    """Start three sites of a run with unlimited ``link.wait``, so that restarted nodes always respond."""
+    # Delay each message, so that faults happen in the middle of a run.
     with sites(tmp_path, small(wait=PATIENCE), delay=0.01) as made:
         made.start()
         yield made
 
 
 def stopped(three: Sites, *why: str) -> None:
-    """The run has stopped, and says why in one line."""
+    """Assert that the run has stopped, with the reason in one line."""
     text = three.end()
-    assert isinstance(text, str), "the run went on"
+    assert isinstance(text, str), "the run did not stop"
     assert "\n" not in text
     assert not (three.served / "result.json").exists()
     for part in why:
@@ -83,7 +83,7 @@ def test_node_killed_in_local_training_resumes(three: Sites, unbroken: Unbroken)
 def test_node_killed_repeatedly_in_distillation_resumes(three: Sites, unbroken: Unbroken) -> None:
     for name, late in (("node-0", False), ("node-1", True)):
         three.begin()
-        if late:  # responses since the checkpoint are repeated and not counted
+        if late:  # responses since the checkpoint are repeated, without being counted
             until(marked(three))
         until(queries(three, three.steps() + (3 if late else 2)))
         three.kill(name)
@@ -140,7 +140,7 @@ def test_resumes_after_all_processes_are_killed(three: Sites, unbroken: Unbroken
     report_time("server and all nodes killed", since)
 
 
-# --- 3 and 4: a node that stays away, or is frozen -----------------------------------------------------
+# --- 3 and 4: an absent or frozen node ----------------------------------------------------------------
 
 
 def test_suspended_node_stops_run_with_full_quorum(tmp_path: Path, unbroken: Unbroken) -> None:
@@ -160,7 +160,7 @@ def test_suspended_node_stops_run_with_full_quorum(tmp_path: Path, unbroken: Unb
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])
 def test_run_continues_without_node_and_readmits_it(tmp_path: Path, how: str) -> None:
-    longer = FEDIOD.replace(f"steps = {STEPS}", "steps = 60")  # so that it is back before the end
+    longer = FEDIOD.replace(f"steps = {STEPS}", "steps = 60")  # so that it returns before the end
     with sites(tmp_path, small(longer, wait=6.0, quorum=0.6), delay=0.03) as three:
         three.start()
         three.begin()
@@ -183,7 +183,7 @@ def test_run_continues_without_node_and_readmits_it(tmp_path: Path, how: str) ->
         excluded, back = result["events"]
         assert (excluded["node"], excluded["event"]) == ("node-1", "excluded")
         assert (back["node"], back["event"]) == ("node-1", "rejoined")
-        # The numbers are those of the first query without the node, and of the first one with it again.
+        # The events have the numbers of the first query without the node and of the first one with it again.
         numbers = {line["number"] for line in three.audit("server") if line["node"] == "node-1"}
         everyone = {line["number"] for line in three.audit("server") if line["node"] == "node-0"}
         away = everyone - numbers
@@ -192,7 +192,7 @@ def test_run_continues_without_node_and_readmits_it(tmp_path: Path, how: str) ->
         assert without - numbers <= away
         assert numbers | away == everyone == set(range(61))
         assert all(torch.isfinite(value).all() for value in three.student().values())
-        # It has said nothing twice, and trained its critic on no query twice.
+        # No query has released or trained its critic twice.
         mine = [(line["number"], line["part"]) for line in three.audit("node-1")]
         assert len(mine) == len(set(mine))
 
@@ -207,7 +207,8 @@ def test_run_stops_below_quorum_and_resumes(tmp_path: Path, unbroken: Unbroken) 
         stopped(three, "1 of 3 nodes are left, link.quorum wants 2")
         three.start("node-0", "node-2")
         three.begin()
-        # Between the one's loss and the other's, the third may have been asked what otherwise nobody asks.
+        # After one node was lost, the third may have received a query that the uninterrupted run does not
+        # send.
         assert_same_metrics(three, three.end(), unbroken, audits=False)
 
 
@@ -229,7 +230,7 @@ def test_resumed_run_excludes_unreachable_node(tmp_path: Path) -> None:
 
 
 def fill(path: Path) -> None:
-    """Write until nothing more can be written to the disk."""
+    """Write until the disk is full."""
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(b"0" * 128)
@@ -237,7 +238,7 @@ def fill(path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of half a megabyte."""
+    """Mount a disk of half a megabyte."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
@@ -258,7 +259,7 @@ def test_node_with_full_disk_releases_nothing(three: Sites, unbroken: Unbroken, 
     fill(ballast)
     since = time.monotonic()
     stopped(three, "node-1", "No space left on device")
-    # What the node's audit log says has left is what the server has.
+    # The server has exactly the releases in the node's audit log.
     server_entries = [
         (line["number"], line["part"]) for line in three.audit("server") if line["node"] == "node-1"
     ]

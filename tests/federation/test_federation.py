@@ -1,4 +1,4 @@
-"""The federation is a differentiable function of what it is asked about."""
+"""A federation is a differentiable function of the inputs of its queries."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class World:
         return {"size": torch.tensor([float(node.name[1:])])}
 
     def plain(self, x: torch.Tensor, names: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
-        """Return the outputs of the nodes' current networks for x, with gradients by autograd alone."""
+        """Return the outputs of the nodes' current networks for x, with gradients by plain autograd."""
         modules = [copy.deepcopy(node.modules) for node in self.nodes if names is None or node.name in names]
         return {
             "logits": torch.stack([own["model"](x) for own in modules]),
@@ -106,7 +106,7 @@ def image(seed: int = 0, **how: Any) -> torch.Tensor:
 
 
 def loss_of(responses: Any) -> torch.Tensor:
-    """Something that couples nodes, inputs and both parts of the answer."""
+    """Return a loss that couples nodes, inputs and both parts of the response."""
     z, d = responses["logits"], responses["critic"]
     loss: torch.Tensor = z.softmax(2).mean(0).square().sum() + (z.sum(0).sin() * d.sigmoid().mean()).sum()
     return loss
@@ -123,7 +123,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 @pytest.mark.parametrize("specs", [ALIKE, MIXED, ("mlp:8",)])
 def test_federated_gradient_equals_plain_autograd(specs: tuple[str, ...], stacked: bool) -> None:
     world, w = World(specs, stacked=stacked), image()
-    x = w.tanh()  # as a generator would make it
+    x = w.tanh()  # like a generator's output
     responses = world.federation.query("predict_logits", x=x)
     (grad,) = torch.autograd.grad(loss_of(responses) + x.square().sum(), w)
     v = image()
@@ -179,7 +179,7 @@ def test_non_finite_loss_is_no_node_fault(stacked: bool) -> None:
     assert world.federation.excluded == {}
 
 
-# --- who is asked --------------------------------------------------------------------------------
+# --- selection of nodes --------------------------------------------------------------------------
 
 
 @ENGINES
@@ -214,10 +214,10 @@ def test_query_of_some_nodes_trains_only_them(stacked: bool) -> None:
         call("predict_logits", x=image(0))
         before = one.critics()
         x = image(1)
-        few = call("predict_logits", nodes=["n0", "n2"], x=x)  # parts a stacked group
+        few = call("predict_logits", nodes=["n0", "n2"], x=x)  # splits a stacked group
         per_node = len(before) // 3
         moved = [(p != q).any().item() for p, q in zip(before, one.critics(), strict=True)]
-        assert not any(moved[per_node : 2 * per_node]), "n1 was not asked"
+        assert not any(moved[per_node : 2 * per_node]), "n1 was not queried"
         assert any(moved[:per_node])
         assert any(moved[2 * per_node :])
         (grad,) = torch.autograd.grad(loss_of(few), x)
@@ -259,7 +259,7 @@ def test_rejects_unknown_queries_inputs_and_outputs() -> None:
         federation.query("tell")["sizes"]
 
 
-# --- again, and refused --------------------------------------------------------------------------
+# --- repeated and refused queries ----------------------------------------------------------------
 
 
 @ENGINES
@@ -274,7 +274,7 @@ def test_repeated_query_number_returns_stored_response(stacked: bool) -> None:
     assert world.audit.traffic_totals() == audit
     x = image()
     responses = world.federation.query("predict_logits", number=first.number, x=x)
-    (grad,) = torch.autograd.grad(loss_of(responses), x)  # and it can still be pulled back
+    (grad,) = torch.autograd.grad(loss_of(responses), x)  # and gradients still pass through it
     y = image()
     close(grad, torch.autograd.grad(loss_of(world.plain(y)), y)[0])
     with pytest.raises(QueryMismatch):

@@ -1,7 +1,7 @@
-"""NVIDIA FLARE carries runs: the same figures, also after its processes were killed.
+"""Runs on NVIDIA FLARE: equal metrics, also after its processes were killed.
 
-Real processes and, but for the simulator, mutual TLS over loopback. Everything that a federation does
-about faults is tested without FLARE in test_faults.py and test_remote.py.
+Real processes and, except in the simulator, mutual TLS over loopback. Fault handling is tested without FLARE
+in test_faults.py and test_remote.py.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SAME = (
 
 
 class Started:
-    """A run of the command line in a process of its own, whose nodes are processes of FLARE."""
+    """A run of the command line in its own process, whose nodes are FLARE processes."""
 
     def __init__(self, out: Path, config: Any, engine: str) -> None:
         self.out = out
@@ -86,12 +86,12 @@ class Started:
         self.begin("--resume", str(self.out))
 
     def end(self) -> tuple[int, str]:
-        """The exit code, and what was printed."""
+        """Wait for the end; return the exit code and the output."""
         assert self.process is not None
         return self.process.end()
 
     def node(self, name: str) -> Path:
-        """A node's folder of the run."""
+        """Return a node's folder of the run."""
         return next(iter((self.out / "federation/nodes" / name).glob("runs/*")), self.out / "none")
 
     def charged_releases(self, name: str) -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ class Started:
         return next(iter((self.out / "federation/runs").glob("*")), self.out / "none")
 
     def same(self, unbroken: Unbroken) -> None:
-        """All figures are those of the unbroken run, and every release is counted once, where it was made."""
+        """Assert that all metrics equal the uninterrupted run's, and each node logs each release once."""
         result = json.loads((self.out / "result.json").read_text())
         for name in SAME:
             assert result[name] == json.loads(json.dumps(unbroken.metrics[name])), name
@@ -120,7 +120,7 @@ class Started:
                 assert torch.equal(load_file(self.out / "student.safetensors")[key], value), key
 
     def close(self) -> None:
-        """End what is left."""
+        """Stop all remaining processes."""
         if self.process is not None:
             self.process.kill()
         deployed = self.out / "federation/flare"
@@ -141,7 +141,7 @@ def started(folder: Path, config: Any, engine: str) -> Iterator[Started]:
 
 
 def kill(here: flare_site.Site) -> None:
-    """SIGKILL for a site and the processes of its jobs."""
+    """Send SIGKILL to a site and the processes of its jobs."""
     number = flare_site.process_id(here)
     assert number is not None
     jobs = list(flare_site.job_processes(here))
@@ -152,18 +152,18 @@ def kill(here: flare_site.Site) -> None:
 
 
 def restart(here: flare_site.Site) -> None:
-    """FLARE lets it into no job that runs, so nobody waits for it any longer."""
+    """Start a site again. FLARE does not admit it to running jobs, so no run waits for it."""
     until(lambda: flare_site.process_id(here) is None, pause=0.1)
     flare_site.start(here, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
-    """The run of two nodes that is broken below, in one process and unbroken."""
+    """The uninterrupted run of two nodes, in one process, that tests below compare with."""
     return Unbroken(small(nodes=2), tmp_path_factory.mktemp("unbroken"))
 
 
-# --- the same figures ---------------------------------------------------------------------------------
+# --- equal metrics ------------------------------------------------------------------------------------
 
 
 def test_flare_simulator_equals_simulation(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_flare_simulator_equals_simulation(tmp_path: Path) -> None:
         run.same(unbroken)
 
 
-# --- killed -------------------------------------------------------------------------------------------
+# --- killed processes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(2400)
@@ -184,7 +184,7 @@ def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unb
         until(lambda: len(run.charged_releases("node-1")) > 20, pause=0.02)
         since = time.monotonic()
         killed = flare_site.node(run.out / "federation/nodes/node-1")
-        kill(killed)  # at once: much of the run must be left
+        kill(killed)  # immediately, so that most of the run is left
         with Admin(run.out / "federation/flare/admin", 60) as admin:
             (job,) = [job["job_id"] for job in admin.jobs()]
             waits = rf"distillation \d+ of {STEPS}, (accuracy .* %, )?waits for node-1 for [\d.]+ s"
@@ -194,7 +194,7 @@ def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unb
                 ),
                 pause=0.1,
             )
-            _, lines = admin.progress_and_metrics(job)  # it waits, and measures nothing meanwhile
+            _, lines = admin.progress_and_metrics(job)  # no new metrics while it waits
             assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
             assert admin.progress_and_metrics(job, 2)[1] == lines[2:] != []
         restart(killed)
@@ -240,7 +240,7 @@ def test_flare_run_continues_without_node_above_quorum(tmp_path: Path, unbroken:
         assert code == 0, printed
         result = json.loads((run.out / "result.json").read_text())
         (event,) = result["events"]
-        # FedIOD lets nodes' own models be: what the one that is gone had learned is looked at too.
+        # FedIOD does not change the nodes' models, so that of the lost node is evaluated, too.
         assert result["local"] == unbroken.metrics["local"]
         assert (event["node"], event["event"]) == ("node-1", "excluded")
         assert "its process for this run has ended" in event["reason"]
@@ -251,13 +251,13 @@ def test_flare_run_continues_without_node_above_quorum(tmp_path: Path, unbroken:
         )
 
 
-# --- the server's program, by itself ------------------------------------------------------------------
+# --- the server's program alone -----------------------------------------------------------------------
 
 
 def test_node_with_invalid_folder_replies_with_generic_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before, FLARE ended the whole job with an error of its own."""
+    """Previously, FLARE ended the whole job with its own error."""
     init_folder(tmp_path / "clinic")
     with contextlib.closing(SecurityEvents(tmp_path / "clinic")) as events:
         events.write("approved", "other", "why")
@@ -265,10 +265,10 @@ def test_node_with_invalid_folder_replies_with_generic_error(
     monkeypatch.setenv(NODE, str(tmp_path / "clinic"))
     guarded: list[Any] = []
     monkeypatch.setattr(flare_component, "install_job_request_filter", lambda *about: guarded.append(about))
-    monkeypatch.setattr(flare, "collab", SimpleNamespace(site_name="clinic"))  # which FLARE has in jobs alone
+    monkeypatch.setattr(flare, "collab", SimpleNamespace(site_name="clinic"))  # FLARE sets this in jobs only
     program = NodeProgram()
     program.begin()
-    assert guarded == [("clinic", tmp_path / "clinic")]  # before anything of the folder is read
+    assert guarded == [("clinic", tmp_path / "clinic")]  # before the folder is read
     header, _ = unpack(program._error_reply, 0)
     assert header["error"]["kind"] == "NodeDataError"
     assert header["error"]["text"] == "its data or model failed: see its log"
@@ -276,7 +276,7 @@ def test_node_with_invalid_folder_replies_with_generic_error(
 
 
 class Scripted(ServerProgram):
-    """Does what a test says in place of a run."""
+    """Calls a function in place of a run."""
 
     def __init__(self, does: Callable[[Path], None]) -> None:
         super().__init__("", "one")
@@ -287,7 +287,7 @@ class Scripted(ServerProgram):
 
 
 def test_refusals_are_in_the_log_when_a_job_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that probes a node does not say goodbye. FLARE calls what is marked as final, then."""
+    """A server that probes a node does not end the run, but FLARE calls methods marked as final."""
     folder = tmp_path / "clinic"
     init_folder(folder)
     site = flare_component.SiteComponent(flare_site.CLIENT, str(folder))
@@ -314,7 +314,7 @@ def test_refusals_are_in_the_log_when_a_job_ends(tmp_path: Path, monkeypatch: py
 def test_finished_run_stores_results(tmp_path: Path) -> None:
     folder = tmp_path / "one"
     folder.mkdir()
-    (folder / "stopped.json").write_text("{}")  # of an earlier time
+    (folder / "stopped.json").write_text("{}")  # from an earlier job
     for name in ("state.safetensors", "progress.json"):
         (folder / name).write_text("")
     Scripted(lambda here: write_text(here / "result.json", "{}"))._run_in_folder(folder, tmp_path / "kept")
@@ -346,7 +346,7 @@ def test_second_job_of_run_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "one"
 
     def other(_: Path) -> None:
-        raise AssertionError("two jobs are at work on one run")
+        raise AssertionError("two jobs execute one run")
 
     def first(_: Path) -> None:
         (folder / "audit.sqlite").write_text("")

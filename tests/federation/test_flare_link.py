@@ -1,4 +1,4 @@
-"""The server's link over FLARE's proxies of nodes: what becomes of a message, and of each way to fail."""
+"""The server's link over FLARE's proxies of nodes: delivery of messages, and each kind of failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedstill.federation.transport import LinkError, ReplyTimeout, Unreachable
 
 
 class Client:
-    """Stands for FLARE's proxy of a node."""
+    """Replaces FLARE's proxy of a node."""
 
     def __init__(self, name: str, does: Any) -> None:
         self.name, self.does, self.patience = name, does, 0.0
@@ -94,7 +94,7 @@ def test_does_not_wait_for_dropped_node() -> None:
 
 
 class Cell:
-    """Stands for FLARE's end of its connections."""
+    """Replaces FLARE's connection."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str, str, Any]] = []
@@ -119,12 +119,12 @@ def engine_of(jobs: dict[str, Any]) -> tuple[Any, Cell]:
     ("signs", "expected"),
     [
         ([("north", "new", [])], ["north"]),  # restarted
-        ([("north", "new", [])] * 3, ["north"]),  # said once
+        ([("north", "new", [])] * 3, ["north"]),  # notified once
         ([("north", "new", ["job"])], []),  # its connection was cut, its process continues
-        ([("north", "old", [])], []),  # the job is about to reach it
+        ([("north", "old", [])], []),  # the job has not reached it yet
         ([("north", "old", ["job"]), ("north", "old", [])], ["north"]),  # its process has ended
         ([("east", "old 2", ["job"]), ("north", "old", [])], []),
-        ([("south", "new", [])], []),  # has no part in it
+        ([("south", "new", [])], []),  # not part of the job
     ],
 )
 def test_monitor_notifies_job_of_lost_node(

@@ -1,4 +1,4 @@
-"""Masked sums against a slow reference: exact weighted means of the responses of the nodes that are left."""
+"""Masked sums compared with a slow reference: exact weighted means over the remaining nodes."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_masked_sum_equals_slow_reference(
     lost: set[str],
     party: Party,
 ) -> None:
-    """Also without nodes that drop out between the query and their response, and for gradients."""
+    """Also with nodes that drop out between the query and their response, and for gradients."""
     z = {name: torch.tensor([numbers[CLASSES * k :][:CLASSES]]) for k, name in enumerate(NAMES)}
     counts = {name: [float(n) for n in sizes[CLASSES * k :][:CLASSES]] for k, name in enumerate(NAMES)}
     members = deploy(party, z, weighting, counts)
@@ -156,13 +156,13 @@ def test_masked_sum_equals_slow_reference(
         for c in range(CLASSES):
             divisor = Fraction(1) if weighting == "sum" else weight[c]
             largest = max(abs(Fraction(value[0, c].item())) for value in each.values())
-            # Rounding to the ring, and of float32 numbers: the result, and factors of a gradient.
+            # Rounding to the ring, and rounding of float32: of the result, and of a gradient's factors.
             ring = len(remaining) * Fraction(2, 2 ** (bits + 1))
             rounding = 8 * largest * weight[c] / 2**23
             assert abs(Fraction(read[c].item()) - total[c] / divisor) <= (ring + rounding) / divisor
     for tensors in engine.received:
         masked = from_ring(next(iter(tensors.values())))
-        assert bool((masked.abs() > 1).any()), "no contribution arrives without a mask"
+        assert bool((masked.abs() > 1).any()), "all contributions are masked"
 
 
 def test_node_that_drops_out_without_recovery_loses_the_sum(party: Party) -> None:
@@ -185,8 +185,8 @@ def test_server_cannot_read_less_than_three_survivors(party: Party) -> None:
         server.query("predict", x=torch.ones(1, CLASSES))
 
 
-def test_server_that_repeats_a_query_cannot_read_it_again(party: Party) -> None:
-    """The nodes' bytes belong to the first sum: they refuse the same number for another one."""
+def test_repeated_query_gives_no_other_sum(party: Party) -> None:
+    """The nodes' masks belong to the first sum; they refuse to use the same number for another one."""
     z = {name: torch.ones(1, CLASSES) for name in NAMES}
     members = deploy(party, z, "sum", {name: [1.0, 1.0] for name in NAMES})
     engine = Nearby(members, quorum=0.5)

@@ -1,4 +1,4 @@
-"""Bundles: files say who wrote them and what they answer, and give the figures of the live run."""
+"""Files of queries and responses: signatures, content, and equality with a live run."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def queries_with_levels(levels: int) -> Queries:
 
 @dataclass
 class World:
-    """A folder with queries and each node's responses, and the keys of all."""
+    """A folder with queries and each node's responses, and the keys of all parties."""
 
     folder: Path
     queries: Queries
@@ -127,7 +127,7 @@ class World:
     def forge(
         self, change: Callable[[dict[str, Any], dict[str, torch.Tensor]], None], name: str = "node-0"
     ) -> None:
-        """Return the files that a malicious node with a valid key could hand in."""
+        """Change a node's responses and sign them, as a malicious node with a valid key could."""
         header, tensors = unpack(self.path(name).read_bytes())
         change(header, tensors)
         signed_files.write(self.path(name), pack(header, tensors), self.key(name))
@@ -180,7 +180,7 @@ def replies(name: str, responses: Mapping[int, Any]) -> Replies:
     return Replies(hello, join, [{"mechanism": "none", "cost": None}] * len(responses), responses)
 
 
-# --- what a method asks all at once --------------------------------------------------------------
+# --- queries planned in advance --------------------------------------------------------------------
 
 
 def test_queries_file_has_planned_queries_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_queries_file_has_planned_queries_only(monkeypatch: pytest.MonkeyPatch) 
         assert digest(name, tensors) == digest(planned.query, planned.tensors)
 
 
-# --- the same figures ----------------------------------------------------------------------------
+# --- equal metrics -------------------------------------------------------------------------------
 
 
 def step(federation: Any) -> Server:
@@ -331,7 +331,7 @@ def test_rejects_inconsistent_queries(world: World, change: Any, message: str) -
     assert "\n" not in str(caught.value)
 
 
-# --- responses that are not believed ---------------------------------------------------------------
+# --- responses that are refused ---------------------------------------------------------------------
 
 
 def test_trusts_responses_with_node_key_only(world: World) -> None:
@@ -386,7 +386,7 @@ def test_rejects_inconsistent_responses(world: World, change: Any, message: str)
 def test_invalid_offline_responses_name_node(
     world: World, change: Callable[[dict[str, torch.Tensor]], None], message: str
 ) -> None:
-    """As in a live run: what is in a file is checked like what comes over a link."""
+    """Responses in files are validated like those of a live run."""
     world.forge(lambda header, tensors: change(tensors), "node-1")
     with pytest.raises(NodeFault, match=f"node 'node-1'.*{message}"):
         step(world.federation())

@@ -1,4 +1,4 @@
-"""Files of queries at a node: whose code runs, what is written of refusals, and folders of no name."""
+"""Files of queries at a node: imported code, records of refusals, and unusual folder names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ epochs = 1
 batch = 8
 [policy]
 """
-ASKS = 3  # of a file: as many as it has queries
+ASKS = 3  # queries in a file
 METHOD = """
 from dataclasses import dataclass
 from fedstill.methods.fedkd import FedKD
@@ -76,7 +76,7 @@ def make_node(folder: Path, policy: str = "") -> Path:
 
 
 def make_queries(path: Path, method: str = "fedkd", **other: torch.Tensor) -> Path:
-    """A file of queries; the last query has other tensors, if any are given."""
+    """Write a file of queries; ``other`` replaces tensors of the last query."""
     public = PublicData(
         "made", torch.randn(23, *SHAPE, generator=torch.Generator().manual_seed(9)), note="by hand"
     )
@@ -103,7 +103,7 @@ def test_imports_code_from_node_folder_only(
     named = f"{node_module}:OwnKD"
     node = make_node(tmp_path / "clinic", f'plugins = ["{named}"]\n')
     (node / f"{node_module}.py").write_text(METHOD)
-    with searching_in(node):  # as the server has it, too
+    with searching_in(node):  # the server has the same module
         queries = make_queries(tmp_path / "queries.safetensors", named)
     del sys.modules[node_module]
     elsewhere = tmp_path / "elsewhere"
@@ -131,7 +131,7 @@ def test_audit_hash_of_responses_is_keyed(tmp_path: Path) -> None:
         offline_files.answer_queries(node, queries, tmp_path / "again")
 
 
-def test_answers_approved_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_responds_to_approved_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = make_node(tmp_path / "clinic", 'approve = "each run"\n')
     queries, out = make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers"
     with raises_refused("approve: run", "waits"):
@@ -140,14 +140,14 @@ def test_answers_approved_files_only(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         cli.main(["offline", "show", str(queries)])
     shown = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("run "))
-    with pytest.raises(SystemExit):  # what the university reads out is what waits here
+    with pytest.raises(SystemExit):  # the hash that the server prints is the one to approve
         cli.main(["node", "approve", str(node), shown.removeprefix("run ")])
     offline_files.answer_queries(node, queries, out)
     assert offline_files.answer_queries(node, queries, out).was_released
     with pytest.raises(SystemExit):
         cli.main(["node", "reject", str(node), shown.removeprefix("run ")])
     with raises_refused("approve: run", "rejected"):
-        offline_files.answer_queries(node, queries, out)  # not even what has left already
+        offline_files.answer_queries(node, queries, out)  # not even responses that were already released
     result = [(line["event"], line["actor"]) for line in security_events(node)]
     signer = signed_files.fingerprint(signed_files.read_public_key(tmp_path / "server.pub"))
     assert [event for event, _ in result] == [
@@ -174,7 +174,7 @@ def test_approval_depends_on_server_key(tmp_path: Path) -> None:
             offline_files.answer_queries(node, second, out)
     offline_files.answer_queries(node, first, out)
     with raises_refused("approve: run", "waits"):
-        offline_files.answer_queries(node, second, out)  # not even what has left already
+        offline_files.answer_queries(node, second, out)  # not even responses that were already released
     assert {request.server == pending.server: request.state for request in requests.list_all()} == {
         True: "used",
         False: "waits",
@@ -222,7 +222,7 @@ def test_revoked_approval_releases_nothing(at: str, tmp_path: Path, monkeypatch:
     assert not list(node.glob(f"runs/*/{offline_files.RELEASED_FILE}"))
 
 
-def test_answers_files_of_allowed_keys_only(tmp_path: Path) -> None:
+def test_responds_to_files_of_allowed_keys_only(tmp_path: Path) -> None:
     queries = make_queries(tmp_path / "queries.safetensors")
     signer = signed_files.fingerprint(signed_files.read_public_key(tmp_path / "server.pub"))
     one, other = (
@@ -249,7 +249,7 @@ def test_checks_remaining_limit_before_training(tmp_path: Path, monkeypatch: pyt
     query_count = len(CONFIG.planned_queries(PublicData("made", torch.zeros(23, *SHAPE)), 4))
     node = make_node(tmp_path / "clinic", f"max_queries = {query_count + 1}\n")
     offline_files.answer_queries(node, make_queries(tmp_path / "one.safetensors"), tmp_path / "one")
-    monkeypatch.setattr(Session, "train_locally", lambda *given: pytest.fail("it trained for nothing"))
+    monkeypatch.setattr(Session, "train_locally", lambda *given: pytest.fail("trained before the refusal"))
     with pytest.raises(QueryRefused, match=f"max_queries: 1, and the file asks {query_count}"):
         offline_files.answer_queries(node, make_queries(tmp_path / "two.safetensors"), tmp_path / "two")
 
@@ -271,7 +271,7 @@ def test_records_errors_of_other_libraries(
     assert not caplog.messages
 
 
-def test_handles_folder_name_that_is_no_text(
+def test_handles_folder_name_that_is_not_utf8(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries = make_queries(tmp_path / "queries.safetensors")
@@ -305,4 +305,5 @@ def test_does_not_overwrite_other_responses(tmp_path: Path) -> None:
     with raises_invalid("--out", ANY, "responses to other queries"):
         offline_files.answer_queries(node, second, out)
     assert out.read_bytes() == before
-    assert offline_files.answer_queries(node, first, out).was_released  # the same may be written again
+    # the same responses may be written again
+    assert offline_files.answer_queries(node, first, out).was_released

@@ -1,7 +1,7 @@
-"""Provisioned federations: who is let in, what a site lets a job do, and processes that end.
+"""Provisioned federations: authentication, rights of jobs at a site, and stopping processes.
 
-All processes are real and speak TLS over loopback. The server of the federation that they share is a
-bad one: it lets jobs bring any code and name any class. Whatever is refused, the nodes refuse.
+All processes are real and use TLS over loopback. The server of the shared federation is malicious: it allows
+jobs to bring any code and name any class. So all refusals are by the nodes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Federation:
         return self.folder / "owners" / name
 
     def job(self, name: str, run: str = "run") -> Path:
-        """A job like those of fedstill, but with the programs above."""
+        """Write a job like those of fedstill, but with the programs above."""
         job = jobs.write_job(self.folder / "jobs" / name, NODES, {"run": run}, name=run)
         for path in (job / "app" / "config").iterdir():
             path.write_text(
@@ -104,7 +104,7 @@ class Federation:
         return Admin(self.folder / "admin", 60)
 
 
-# A kit cannot allow the programs of these tests at a node, but the node's own list can.
+# Kits cannot allow the programs of these tests at a node; the node's own list can.
 ALLOWED = """
 from fedstill.federation import provision
 
@@ -157,7 +157,7 @@ def _edit(path: Path, old: str, new: str) -> None:
 
 
 def _processes(folder: Path) -> list[list[str]]:
-    """Command lines of processes that have to do with this folder."""
+    """Return the command lines of processes that mention this folder."""
     import psutil
 
     processes = []
@@ -170,7 +170,7 @@ def _processes(folder: Path) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A federation that nobody starts."""
+    """A federation that no test starts."""
     folder = tmp_path_factory.mktemp("kits") / "federation"
     provision.provision(folder, "localhost", NODES)
     return folder
@@ -195,11 +195,13 @@ def test_site_allows_two_classes_and_no_code(kits: Path) -> None:
         assert rights["project_admin"]["byoc"] == rights["project_admin"]["shell_commands"] == "none"
         assert not list((kit / "startup").glob("*.sh"))
     server = json.loads((kits / "server/local/resources.json").read_text())
-    assert not [part for part in server["components"] if "log_receiver" in part["path"]], "no logs of nodes"
+    assert not [part for part in server["components"] if "log_receiver" in part["path"]], (
+        "the server does not receive logs of nodes"
+    )
     node = json.loads((kits / "nodes/east/local/resources.json").read_text())
     assert node["allow_log_streaming"] is False
     rights = json.loads((kits / "nodes/east/local/authorization.json").read_text())["permissions"]
-    assert rights["project_admin"]["operate"] == "none"  # only its owner shuts a node down
+    assert rights["project_admin"]["operate"] == "none"  # only its owner can shut a node down
 
 
 @pytest.mark.parametrize("made", [{}, {"current_prod_dir": "half", "__build_error__": True}])
@@ -221,7 +223,7 @@ def test_private_keys_are_in_kits_only(kits: Path) -> None:
         assert stat.S_IMODE(key.stat().st_mode) == 0o600, key
     state = kits / "provision/fedstill/state/cert.json"
     assert stat.S_IMODE(state.stat().st_mode) == 0o600
-    assert not set(NODES) & set(json.loads(state.read_text()))  # the nodes' keys are in their kits only
+    assert not set(NODES) & set(json.loads(state.read_text()))  # nodes' keys are in their kits only
 
 
 def test_renews_certificates(kits: Path) -> None:
@@ -249,7 +251,7 @@ def test_renews_certificates(kits: Path) -> None:
         new.verify_directly_issued_by(authority)
     for kit in ("server", "admin", "nodes/east", "nodes/west"):
         StartupKit(kits / kit).require_valid()
-    assert kits.stat().st_mode & 0o777 == 0o700  # keys lie in it
+    assert kits.stat().st_mode & 0o777 == 0o700  # it contains keys
 
 
 def test_rejects_kit_with_foreign_certificate(kits: Path, tmp_path: Path) -> None:
@@ -338,9 +340,9 @@ def test_command_prints_kit_instructions(tmp_path: Path, capsys: pytest.CaptureF
 def test_concurrent_status_checks_do_not_count_as_site(tmp_path: Path) -> None:
     here = flare_site.Site("client", tmp_path)
     assert flare_site.process_id(here) is None
-    here.pid_file.write_text("1")  # of a site that was killed, and that number is another process's now
+    here.pid_file.write_text("1")  # of a killed site; the number now belongs to another process
     with here.pid_file.open() as other:
-        fcntl.flock(other, fcntl.LOCK_SH)  # another who asks, at this moment
+        fcntl.flock(other, fcntl.LOCK_SH)  # a concurrent status check
         assert flare_site.process_id(here) is None
         assert flare_site.stop(here) is False
     with here.pid_file.open("r+") as own:
@@ -349,7 +351,7 @@ def test_concurrent_status_checks_do_not_count_as_site(tmp_path: Path) -> None:
 
 
 def test_site_process_does_not_import_torch() -> None:
-    """Only the processes of its jobs compute; it takes seconds to load."""
+    """Only job processes compute; torch takes seconds to load."""
     message = "import sys, fedstill.federation.flare_component; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", message], check=False).returncode == 0
 
@@ -393,7 +395,7 @@ def test_job_without_code_runs(federation: Federation) -> None:
         job = admin.submit(federation.job("sound", run="sound"))
         assert admin.wait(job, PATIENCE) == "FINISHED:COMPLETED"
     responses = ast.literal_eval((federation.folder / "runs/sound").read_text())
-    # each node was asked, in its own folder
+    # each node was called, in its own folder
     assert responses == [(name, [str(federation.node(name)), 21]) for name in sorted(NODES)]
     for name in NODES:
         until(lambda name=name: "the job of run sound is over" in log(federation, name))  # type: ignore[misc]
@@ -406,7 +408,7 @@ def log(federation: Federation, name: str) -> str:
 
 
 def test_status_lists_runs_and_outcomes(federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
-    refused = federation.folder / "runs/trial-0-1f"  # whose job FLARE has forgotten
+    refused = federation.folder / "runs/trial-0-1f"  # FLARE has forgotten its job
     refused.mkdir()
     (refused / "stopped.json").write_text('{"error": "QueryRefused", "text": "node \'east\' refuses"}')
     server_command("status", str(federation.folder))
@@ -468,7 +470,7 @@ def test_nodes_refuse_unlisted_class(federation: Federation) -> None:
 
 
 def test_rejects_certificate_of_other_authority(federation: Federation, tmp_path: Path) -> None:
-    # One more node of the same name as far as its certificate says, but signed by another authority.
+    # A kit with the name of a node, but signed by another authority.
     provision.provision(tmp_path / "other", "localhost", ["west"], port=federation.port)
     foreign, ours = tmp_path / "other/nodes/west", federation.node("east") / "kit"
     root = ours / "startup/rootCA.pem"
@@ -492,7 +494,7 @@ def test_rejects_certificate_of_other_authority(federation: Federation, tmp_path
 
 
 def _handshake(port: int, root: Path, kit: Path | None) -> str:
-    """Return whether the server accepts this kit's certificate."""
+    """Return whether the server accepts this kit's certificate: "let in" or "refused"."""
     context = ssl.create_default_context(cafile=root)
     context.set_alpn_protocols(["h2"])
     if kit is not None:
@@ -513,7 +515,7 @@ def test_rejects_second_start(federation: Federation) -> None:
     assert number is not None
     with pytest.raises(DeployError, match=f"runs already, as process {number}"):
         flare_site.start(flare_site.node(federation.node("east")))
-    # Also where two are started at once, when only the lock decides.
+    # Also with concurrent starts, where only the lock decides.
     words = [sys.executable, "-m", "fedstill.federation.flare_site", "client", str(federation.node("east"))]
     second = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert second.returncode == 1
@@ -522,7 +524,7 @@ def test_rejects_second_start(federation: Federation) -> None:
 
 
 def test_node_refuses_unneeded_requests(federation: Federation) -> None:
-    """Not even for a server whose software says that everything is allowed."""
+    """Also from a server whose own rules allow everything."""
     from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
     from nvflare.fuel.f3.message import Message as CellMessage
     from nvflare.private.admin_defs import Message
@@ -539,15 +541,15 @@ def test_node_refuses_unneeded_requests(federation: Federation) -> None:
     assert not any(map(refused, ALLOWED_TOPICS))
     for topic in (SysCommandTopic.SHELL, TrainingTopic.SHUTDOWN, TrainingTopic.RESTART):
         assert refused(topic)
-    assert refused("process_info", channel="_net_manager")  # FLARE's way to look into a process
-    # FLARE removes and writes the folder in the kit by which a server calls a job.
+    assert refused("process_info", channel="_net_manager")  # FLARE's inspection of a process
+    # FLARE would remove and write the folder of this name in the kit.
     for job in ("startup", "local", "../x", ["startup"]):
         assert refused(TrainingTopic.DELETE_RUN, job)
     assert not refused(TrainingTopic.DELETE_RUN, "0f8fad5b-d9cb-469f-a165-70867728950e")
 
 
 def test_job_process_refuses_inspection(tmp_path: Path) -> None:
-    """It holds data and model, and a server can call it, past the filter of the node's own process."""
+    """The process holds data and model, and a server can bypass the filter of the node's own process."""
     from nvflare.fuel.f3.cellnet.cell import Cell
     from nvflare.fuel.f3.cellnet.core_cell import CoreCell
     from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
@@ -578,7 +580,7 @@ def test_job_process_refuses_inspection(tmp_path: Path) -> None:
             return str(reply.get_header(MessageHeaderKey.RETURN_CODE))
 
         owner_folder.init_folder(tmp_path / "north")
-        assert call("_net_manager", "process_info") == ReturnCode.OK  # FLARE by itself
+        assert call("_net_manager", "process_info") == ReturnCode.OK  # FLARE without the filter
         install_job_request_filter("north", tmp_path / "north")
         assert call("_net_manager", "process_info") == ReturnCode.INVALID_REQUEST
         assert call(CellChannel.CLIENT_COMMAND, "configure_job_log") == ReturnCode.INVALID_REQUEST
@@ -594,7 +596,7 @@ def test_job_process_refuses_inspection(tmp_path: Path) -> None:
 
 
 def test_admin_cannot_read_or_stop_node(federation: Federation) -> None:
-    """Though this federation's server lets the admin do both."""
+    """This federation's server would allow both."""
     from nvflare.fuel.flare_api.api_spec import AuthorizationError, InternalError
 
     number = flare_site.process_id(flare_site.node(federation.node("east")))
@@ -613,7 +615,7 @@ def test_admin_cannot_read_or_stop_node(federation: Federation) -> None:
 
 
 def _init_once(folder: Path) -> None:
-    """Make a node of a folder with a kit, unless an earlier test has."""
+    """Initialize a node's folder with a kit, unless an earlier test has done so."""
     if not (folder / owner_folder.FILE).exists():
         owner_folder.init_folder(folder)
 
@@ -630,9 +632,9 @@ def test_revoked_node_is_refused_and_readmitted(
         assert "north is excluded.\nEnded run slow, in which it took part" in capsys.readouterr().out
         assert set(admin.nodes()) == {"east"}
         until(lambda: "refuses this node: it has revoked this node" in log(federation, "north"))
-        assert admin.wait(job, PATIENCE) == "FINISHED:ABORTED"  # it has no more part in what was at work
-        assert set(admin.nodes()) == {"east"}  # though it sends signs of life all the while
-        # Nor is it let in when it is started again, and it says so in one line.
+        assert admin.wait(job, PATIENCE) == "FINISHED:ABORTED"  # its running jobs end
+        assert set(admin.nodes()) == {"east"}  # although it keeps sending heartbeats
+        # It is also refused after a restart, and logs this in one line.
         assert flare_site.stop(flare_site.node(owner))
         words = [sys.executable, "-m", "fedstill.federation.flare_site", "client", str(owner)]
         again = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
@@ -653,7 +655,7 @@ def test_revoked_node_is_refused_and_readmitted(
 
 
 def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
-    """Who makes the kits could let code run at the nodes: FLARE keeps a site's rules in them."""
+    """FLARE keeps a site's rules in its kit, so a provisioner could allow code at the nodes."""
     shutil.copytree(kits / "nodes/east", tmp_path / "kit")
     here, local = flare_site.Site("client", tmp_path), tmp_path / "kit" / "local"
     written = {name: (local / name).read_text() for name in ("authorization.json", "comm_config.json")}
@@ -664,7 +666,7 @@ def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
     changed = {**resources, "class_allow_list": ["*"], "components": [*resources["components"], evil]}
     (local / "resources.json").write_text(json.dumps(changed))
     begins = "import sys, pathlib; from fedstill.federation import flare_site; "
-    # It writes a log, too.
+    # It also writes a log.
     writes = "flare_site._write_location_settings(flare_site.Site('client', pathlib.Path(sys.argv[1])))"
     subprocess.run([sys.executable, "-c", begins + writes, str(tmp_path)], check=True, timeout=PATIENCE)
     assert {name: (local / name).read_text() for name in written} == written
@@ -688,7 +690,7 @@ def test_node_rules_replace_kit_rules(kits: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("says", ["Job 7 is not running.", "out of order"])
 def test_abort_of_dead_job_returns_false(says: str) -> None:
-    """FLARE lists the job of a killed server as running forever; aborting it is no error."""
+    """FLARE lists the job of a killed server as running; aborting it is no error."""
     from nvflare.fuel.flare_api.api_spec import InternalError
 
     class Session:
@@ -713,9 +715,7 @@ def test_killed_node_disconnects_and_reconnects(federation: Federation) -> None:
     psutil.Process(number).kill()
     with federation.admin() as admin:
         until(lambda: "north" not in admin.nodes())
-        assert (
-            flare_site.process_id(flare_site.node(owner)) is None
-        )  # though its file of the process number is there
+        assert flare_site.process_id(flare_site.node(owner)) is None  # although its process ID file exists
         process = flare_site.start(flare_site.node(owner), stdout=subprocess.DEVNULL)
         admin.wait_for(NODES, PATIENCE)
     assert process.poll() is None
@@ -724,8 +724,10 @@ def test_killed_node_disconnects_and_reconnects(federation: Federation) -> None:
 def test_run_begins_after_owner_approval(
     federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A job of fedstill itself: it is like the approved one but for an option, and a node has too few
-    records. What the node's process wrote down is then changed."""
+    """A real job of fedstill is refused if it differs from the approved one or a node has few records.
+
+    Modifications of the node's log are found afterwards.
+    """
     images = {"images": np.zeros((4, 8, 8), np.uint8), "labels": np.arange(4) % 2}
     rules = {"north": 'approve = "each run"', "east": "min_records = 5"}
     for name, rule in rules.items():
@@ -763,9 +765,9 @@ def test_run_begins_after_owner_approval(
     assert states.pop(described.sha256) == ("approved", server)
     ((other, state),) = states.items()
     assert state == ("waits", server)
-    assert other in capsys.readouterr().err.replace(" ", ""), "both sides read out the same"
+    assert other in capsys.readouterr().err.replace(" ", ""), "owner and server compare the same code"
     assert [path for owner in (north, east) for path in owner.glob("runs/*/*")] == []
-    events = security_events(east)  # the first are of others' tests
+    events = security_events(east)  # earlier events are from other tests
     assert [event["event"] for event in events[-2:]] == ["policy", "refused"]
     last = events[-1]["entry"]
     for statement, fault in (
@@ -781,11 +783,11 @@ def test_run_begins_after_owner_approval(
 
 
 def test_stop_ends_all_processes(federation: Federation) -> None:
-    """The last of this federation: in the middle of a job, so that its processes are there too."""
+    """Runs last in this federation, in the middle of a job, so that job processes exist, too."""
     _edit(federation.programs / "programs.py", "return [os", "import time; time.sleep(600); return [os")
     with federation.admin() as admin:
         admin.submit(federation.job("long"))
-        # Server and nodes, and of each one for the job.
+        # Server and nodes, each with a process for the job.
         until(lambda: len(_processes(federation.folder)) >= 6)
         begin = time.monotonic()
         assert flare_site.stop(flare_site.node(federation.node("north")))

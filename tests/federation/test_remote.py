@@ -1,6 +1,6 @@
-"""Nodes behind real messages: the figures are those of nodes in this process, and sick nodes are left out.
+"""Nodes behind real messages: metrics equal those of nodes in this process, and faulty nodes are excluded.
 
-Nodes of one process answer over ``Loopback``; processes are killed in test_faults.py.
+Nodes of one process respond over ``Loopback``; test_faults.py kills processes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.support.audit_logs import total_charged
 from tests.support.errors import raises_refused
 from tests.support.links import Away, Loopback, Serve, here, tiny
 
-WAYS: dict[str, list[dict[str, Any]]] = {
+VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{"rounds": 4, "participation": 0.67}],
     "fediod": [{"importance": "realness", "student_inputs": "fresh"}],
     "fedkd": [{"labeled": True, "levels": 0}],
@@ -51,14 +51,14 @@ WAYS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-# --- the same figures ---------------------------------------------------------------------------------
+# --- equal metrics ------------------------------------------------------------------------------------
 
 CASES = [
     pytest.param(name, options, id=" ".join([name, *(f"{key}={value}" for key, value in options.items())]))
     for name in METHODS
-    # No node of its own hands over its data, and these data have no label maps (test_remote_maps.py).
+    # Deployed nodes do not upload data, and these data have no label maps (test_remote_maps.py).
     if name not in ("centralized", "asyndgan", "fediod-maps")
-    for options in ({}, *WAYS.get(name, []))
+    for options in ({}, *VARIANTS.get(name, []))
 ]
 
 
@@ -108,7 +108,7 @@ def test_remote_run_with_mechanism_equals_simulation(method: str, mechanism: str
     assert result["privacy"]["guarantee"]
     assert all(node["epsilon"] > 0 for node in result["privacy"]["nodes"])
     for node in experiment.nodes:
-        # The node's own audit of its data, which lasts, says the same as the run's.
+        # The persistent audit log of the node's data has the same content as the run's.
         audit = AuditLog(tmp_path / "nodes" / node.name / "audit.sqlite", read_only=True)
         assert audit.spending(NODE_DATA, "one").run_events == dict(
             total_charged(experiment.audit, node.name)[0]
@@ -124,7 +124,7 @@ def test_remote_run_has_no_node_data(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("steady_adam")
 def test_compressed_wire_formats_are_close_to_float32(tmp_path: Path) -> None:
-    """For a few steps, until small differences have grown to other images."""
+    """Holds for a few steps; later, small differences lead to different images."""
     options = {"steps": 4, "student": {"steps": 4, "batch": 64, "memory": 640}}
     short = tiny("fediod", options, inputs="int8", gradients="int8")
     begun = to_vector(build_simulation(short)[0].student).clone()
@@ -136,9 +136,12 @@ def test_compressed_wire_formats_are_close_to_float32(tmp_path: Path) -> None:
     whole, of_whole = here(tiny("fediod", options))
     moved, difference = (to_vector(whole.student) - other for other in (begun, to_vector(experiment.student)))
     assert 0 < difference.norm() < 0.3 * moved.norm()
-    ratio = (64 + 4) / (64 * 4)  # each input of 64 numbers has a scale of 4 bytes in addition to 64 of one
-    for kind, way in (("inputs", "down"), ("gradients", "up")):
-        assert result["bytes"]["by_kind"][kind][way] == ratio * of_whole["bytes"]["by_kind"][kind][way]
+    ratio = (64 + 4) / (64 * 4)  # each input of 64 numbers has 64 bytes and a scale of 4 bytes
+    for kind, direction in (("inputs", "down"), ("gradients", "up")):
+        assert (
+            result["bytes"]["by_kind"][kind][direction]
+            == ratio * of_whole["bytes"]["by_kind"][kind][direction]
+        )
 
 
 # --- a federation of scripted nodes ---------------------------------------------------------------------
@@ -148,9 +151,9 @@ X = torch.arange(8.0).view(2, 1, 2, 2) / 8
 
 
 class Scripted:
-    """Nodes k = 1, 2, 3 that answer k x_0, k x_1 of each input, and do what a test tells them to."""
+    """Nodes k = 1, 2, 3 that return k x_0, k x_1 of each input, or whatever a test sets."""
 
-    most: int | None = None  # queries that they answer
+    most: int | None = None  # query limit of the nodes
 
     def __init__(self, **link: Any) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -271,16 +274,16 @@ def test_faulty_node_is_excluded(sickness: str) -> None:
     assert x.grad.flatten(1).tolist() == [[4.0, 4.0, 0.0, 0.0]] * 2  # 1 + 3
     assert nodes.events() == [("two", 1, "excluded")]
     assert reason in nodes.federation.exclusions.events[0]["reason"]
-    # It said nonsense: it does not come back, even if it seems well.
+    # It sent an invalid response, so it is not readmitted even if it works again.
     nodes.mends("two")
     nodes.calls.clear()
     for _ in range(3):
         assert nodes.query().nodes == ("one", "three")
     assert "two" not in {node for node, _ in nodes.calls}
-    # One fewer, and the run stops.
+    # If one more fails, the run stops.
     nodes.breaks("one", "answer_query", how)
     alone = r"1 of 3 nodes are left, link\.quorum wants 2"
-    with pytest.raises(NodeFault, match=f"{alone}|it is unknown which"):  # of two that differ
+    with pytest.raises(NodeFault, match=f"{alone}|it is unknown which"):  # two nodes that differ
         nodes.query()
 
 
@@ -292,7 +295,7 @@ def test_faulty_node_is_excluded(sickness: str) -> None:
         (torch.zeros(2, 1, 2, 2).double(), "x: torch.float64"),
     ],
 )
-def test_faulty_inputs_are_blamed_on_the_server_and_not_sent(x: torch.Tensor, fault: str) -> None:
+def test_invalid_inputs_are_server_errors_and_not_sent(x: torch.Tensor, fault: str) -> None:
     nodes = Scripted(quorum=0.6)
     student, task = torch.nn.Linear(4, 2), Classification(2)
     setup = ((1, 2, 2), (0.5,), (0.5,), Compute(), 0, LocalConfig())
@@ -352,7 +355,7 @@ def test_resends_lost_message_and_reports_waiting(
     assert nodes.query().nodes == ("one", "two", "three")
     assert nodes.calls.count(("two", "answer_query")) == 4
     assert nodes.events() == []
-    # On a busy machine the others may be late for a moment, too.
+    # On a busy machine the other nodes may also be late for a moment.
     assert [record.message for record in caplog.records if "two to weigh for " in record.message]
     assert "two" in waited[-2]
     assert not waited[-1]
@@ -374,19 +377,19 @@ def test_unreachable_node_rejoins() -> None:
         assert len(present) < 1000
     back = 3 + len(present) - 1
     assert nodes.events() == [("two", 1, "excluded"), ("two", back, "rejoined")]
-    assert ("two", "load_checkpoint") not in nodes.calls  # it knows where it was
+    assert ("two", "load_checkpoint") not in nodes.calls  # it still has its state
     assert nodes.federation.excluded == {}
 
 
 @pytest.mark.parametrize(
     ("checkpoints", "last", "recalled"),
     [
-        ([3, 6], -1, 6),  # restarted: to its latest checkpoint
+        ([3, 6], -1, 6),  # restarted: restores its latest checkpoint
         ([3, 6], 5, None),  # at its latest checkpoint
-        ([3, 6], 7, None),  # further than that: where it was when it was lost
-        ([3, 60], 59, 3),  # ahead: the run went back while it was away
-        ([], -1, None),  # at its beginning
-        ([60], 59, 0),  # ahead, with no checkpoint but its beginning
+        ([3, 6], 7, None),  # after that: where it was when it was lost
+        ([3, 60], 59, 3),  # ahead: the run went back during its absence
+        ([], -1, None),  # at the beginning
+        ([60], 59, 0),  # ahead, without any earlier checkpoint except the beginning
     ],
 )
 def test_rejoining_node_restores_checkpoint(checkpoints: list[int], last: int, recalled: int | None) -> None:
@@ -422,7 +425,7 @@ def test_invalid_gradient_adds_nothing(gradient: torch.Tensor, reason: str) -> N
     nodes.federation.query("weigh", x=x)["logits"].sum().backward()
     assert x.grad is not None
     assert x.grad.flatten(1).tolist() == [[4.0, 4.0, 0.0, 0.0]] * 2  # 1 + 3
-    assert nodes.events() == [("two", 1, "excluded")]  # in query 0 it had a part
+    assert nodes.events() == [("two", 1, "excluded")]  # it took part in query 0
     assert reason in nodes.federation.excluded["two"].reason
 
 
@@ -489,7 +492,7 @@ def test_rejects_node_of_other_protocol_version() -> None:
 
 
 def test_repeated_query_after_others_is_charged_again() -> None:
-    """A node that went back and was asked in another order responds and is charged again."""
+    """A node that was reset and got queries in another order responds and is charged again."""
     nodes = Scripted()
 
     def after(before: object, value: float = 1.0) -> Callable[[], bytes]:
@@ -497,15 +500,15 @@ def test_repeated_query_after_others_is_charged_again() -> None:
         logits = torch.full((2, 2), value)
         return lambda: pack({"body": {"privacy": privacy}, "seconds": 0.0}, {"logits": logits})
 
-    changed = 1.0 + 2**-23  # in its last bit
-    turns = (("a1", 1.0, 1), ("a1", 1.0, 1), ("b2", 1.0, 2), ("a1", 1.0, 2), ("a1", changed, 3))
-    for before, value, count in turns:
+    changed = 1.0 + 2**-23  # changes the last bit
+    cases = (("a1", 1.0, 1), ("a1", 1.0, 1), ("b2", 1.0, 2), ("a1", 1.0, 2), ("a1", changed, 3))
+    for before, value, count in cases:
         nodes.breaks("one", "answer_query", after(before, value))
         nodes.federation.number = 0
         nodes.query()
         assert total_charged(nodes.audit, "one") == ({"gaussian(2.0)": count}, 0)
     assert nodes.audit.spending("two", ALL_RUNS).total_queries == 1, (
-        "who says nothing of it is asked the same again"
+        "without a history hash, equal queries count once"
     )
     nodes.breaks("one", "answer_query", after(7))
     with pytest.raises(NodeFault, match=r"privacy\.history_hash is 7"):
@@ -532,10 +535,10 @@ def test_end_run_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.monotonic()
     nodes.federation.end_run()
     assert time.monotonic() - start < 20
-    assert sorted(node for node, do in nodes.calls if do == "leave") == sorted(nodes.nodes)  # at once
+    assert sorted(node for node, do in nodes.calls if do == "leave") == sorted(nodes.nodes)  # immediately
 
 
-# --- whose weight, and what it cost ---------------------------------------------------------------------
+# --- weights and link costs -----------------------------------------------------------------------------
 
 
 def test_label_histogram_by_hand() -> None:
@@ -546,17 +549,18 @@ def test_label_histogram_by_hand() -> None:
     assert part.names == ("one", "three")
     assert part.sizes.tolist() == [10.0, 60.0]
     pi = part.sizes / part.sizes.sum()
-    torch.testing.assert_close(pi, torch.tensor([1 / 7, 6 / 7]))  # 10 and 60 of 70, once 10 and 60 of 100
+    # 10 and 60 of 70; of all nodes they were 10 and 60 of 100
+    torch.testing.assert_close(pi, torch.tensor([1 / 7, 6 / 7]))
     weights = Classification(2).importance_weights(part.counts)[
         :, 0
-    ]  # (K, C): of each class, who holds how much
+    ]  # (K, C): each node's share of each class
     torch.testing.assert_close(weights, torch.tensor([[1.0, 2 / 62], [0.0, 60 / 62]]), rtol=0.02, atol=0.02)
     torch.testing.assert_close(weights.sum(0), torch.ones(2))
     average = weighted_mean(torch.tensor([[7.0], [0.0]]), part.sizes)
     torch.testing.assert_close(average, torch.tensor([1.0]))
     assert result.select(("three", "one")).sizes.tolist() == [60.0, 10.0]
     nodes = Scripted(quorum=0.3)
-    late = LabelHistogram(("one", "three"), part.counts, part.sizes)  # two came after that
+    late = LabelHistogram(("one", "three"), part.counts, part.sizes)  # two joined later
     assert late.present_nodes(nodes.federation) == ["one", "three"]
     nodes.federation.exclude("three", "weigh", "gone", may_rejoin=True)
     assert late.present_nodes(nodes.federation) == ["one"]
@@ -571,8 +575,8 @@ def test_link_costs_by_hand() -> None:
         "messages": 2,
         "seconds_each": 0.75,
         "bytes_each": 200,
-        "nodes": 0.4 + 0.1,  # at work, on average: 0.6 + 0.1 less the waiting
-        "waiting": 0.2,  # the others for the slowest: 0.6 - 0.4
+        "nodes": 0.4 + 0.1,  # computing time, on average: 0.6 + 0.1 less the waiting
+        "waiting": 0.2,  # the others wait for the slowest: 0.6 - 0.4
         "link": 1.5 - 0.7,
         "training": 2.0,
         "server": 10 - 2 - 1.5,
@@ -633,12 +637,12 @@ def test_absent_seconds_are_not_link_costs(queried: tuple[str, ...]) -> None:
     assert sum(metrics[name] for name in parts) == pytest.approx(meter.seconds)
 
 
-# --- real nodes, one of which is sick --------------------------------------------------------------------
+# --- real nodes, one of them faulty ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fediod", "fedmd", "fedavg", "fedmd-cg"])
 def test_methods_continue_without_late_node(method: str, tmp_path: Path) -> None:
-    """It was away when everyone said how much data they have, and comes back later."""
+    """It was unreachable when nodes released their data sizes, and returns later."""
     config = tiny(method, {"steps": 12, "rounds": 12}, quorum=0.6, wait=0.05)
     away = Away(config, tmp_path)
     calls = iter(range(6))
@@ -657,7 +661,7 @@ def test_methods_continue_without_late_node(method: str, tmp_path: Path) -> None
     assert all(torch.isfinite(value).all() for value in live.student.state_dict().values())
 
 
-# --- stopped and resumed over messages -------------------------------------------------------------------
+# --- interrupted runs ------------------------------------------------------------------------------------
 
 
 def test_resumed_run_keeps_link_costs_and_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -682,9 +686,9 @@ def test_resumed_run_keeps_link_costs_and_events(tmp_path: Path, monkeypatch: py
     assert live.federation.link_costs.queries >= 1 + 2 * 6
 
 
-# --- what a node may not do to a run -----------------------------------------------------------------------
+# --- malicious nodes ---------------------------------------------------------------------------------------
 
-L = 2 * X.flatten(1)[:, :2]  # as node two answers
+L = 2 * X.flatten(1)[:, :2]  # the response of node two
 
 
 def replying(result: Any = None, **tensors: torch.Tensor) -> Callable[[], bytes]:
@@ -740,7 +744,7 @@ def test_malformed_replies_do_not_stop_run_above_quorum(what: str) -> None:
 
 @pytest.mark.parametrize("do", ["answer_query", "compute_gradients", "leave"])
 def test_unfinished_reply_excludes_node(do: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link may count silence only, as FLARE's does: what trickles in is not silent."""
+    """Links such as FLARE's only time out on silence; a slow trickle of bytes is not silent."""
     monkeypatch.setattr(remote, "GRACE", 1.9)  # long enough for the other two
     monkeypatch.setattr(remote, "PROBE_INTERVAL", 0.1)
     nodes, over = Scripted(quorum=0.6, wait=0.1), threading.Event()
@@ -818,7 +822,7 @@ def test_node_texts_are_truncated() -> None:
 
 
 def test_rule_of_a_refusal_is_checked() -> None:
-    """A node may lie about it: the rule is in the server's errors, results and pages."""
+    """The rule appears in the server's errors, results and pages, so a node must not control its form."""
     nodes = Scripted()
     error = {"kind": "QueryRefused", "rule": "\x1b[31mhours:\n" + "never " * 10**5}
     nodes.breaks("two", "answer_query", lambda: pack({"error": error}))
@@ -846,12 +850,12 @@ def test_excludes_node_without_training_progress(percent: int, monkeypatch: pyte
     shown: list[int] = []
     nodes.federation.train_nodes(shown.append)
     assert f"its local training stays at {percent}%" in nodes.federation.excluded["two"].reason
-    assert 2 < len(nodes.calls) < 30  # a second of them, with a pause between two
+    assert 2 < len(nodes.calls) < 30  # one second of calls with a pause between them
     assert shown[0] == percent
 
 
 def test_slow_local_training_is_not_excluded() -> None:
-    nodes = Scripted(wait=1.0)  # it takes longer in all, and far less from one step to the next
+    nodes = Scripted(wait=1.0)  # the total takes longer, each step far less
     nodes.breaks("two", "join", lambda: pack({"body": {**ABOUT, "is_trained": False}}))
     steps = iter(range(0, 101, 10))
 

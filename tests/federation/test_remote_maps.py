@@ -1,4 +1,4 @@
-"""Methods that make images from label maps give over messages what they give in one process."""
+"""Methods that generate images from label maps: equal results over messages and in one process."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_remote_run_equals_simulation(method: str, options: dict[str, Any], tmp_
     assert (result["bytes"], result["queries"]) == (metrics["bytes"], metrics["queries"])
     assert result["releases"] == metrics["releases"]
     assert ("perceptual loss is off" in str(metrics.get("notes"))) == (not options)
-    assert result.get("notes") == metrics.get("notes"), "nodes report it when they join"
+    assert result.get("notes") == metrics.get("notes"), "nodes report their notes when they join"
     assert ("label maps" in result["releases"]) == (not options)
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert result["dice"] == metrics["dice"]
@@ -88,7 +88,7 @@ def test_float32_methods_ignore_bfloat16(
         return reply
 
     away = Away(config, tmp_path, {"node-0": watched})
-    for host in away.hosts.values():  # its owner leaves it open
+    for host in away.hosts.values():  # the owner has not set the precision
         host.file = replace(host.file, compute=replace(host.file.compute, precision="auto"))
     live = away.live()
     live.run()
@@ -96,7 +96,7 @@ def test_float32_methods_ignore_bfloat16(
 
 
 def test_remote_nodes_use_equal_perceptual_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Named from where the run is begun, and not from where a node is."""
+    """The file is named relative to the run's folder, not a node's."""
     save_file(vgg_weights(VGG16), tmp_path / "vgg.safetensors")
     config = config_of("fediod-maps", tmp_path)
     nodes = replace(config.nodes, perceptual="vgg.safetensors")

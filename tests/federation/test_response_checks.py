@@ -1,4 +1,4 @@
-"""Answers that no sound node gives are found, and the node is named."""
+"""Checks of responses: invalid responses are found, and the faulty node is named."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_finds_non_finite_tensors(wrong: float, name: str) -> None:
     result = {"b": f"{name} hold NaN or infinity (1 of {numbers} numbers)"}
     assert faults_of(a=sound(0), b=bad, c=sound(2)) == result
     assert non_finite_faults({"a": sound(0), "b": bad}) == result
-    assert faults_of(b=bad) == result  # also where nobody is there to compare with
+    assert faults_of(b=bad) == result  # also without other nodes to compare with
 
 
 def test_large_finite_numbers_are_valid() -> None:
@@ -91,17 +91,17 @@ def test_finds_oversized_scores_and_weights(kind: str) -> None:
     responses = {
         name: {"w": torch.full((4,), size)} for name, size in zip("abc", (0.5, 4.0, 250.0), strict=True)
     }
-    # The others' median is 2.25, so 225 is the most.
+    # The others' median is 2.25, so the limit is 225.
     assert list(find_faults(responses, query, 100.0)) == ["c"]
     assert find_faults(responses, query, 120.0) == {}
-    # Others that say next to nothing make no outlier of one that says as much as is usual.
+    # Responses near zero do not make a response of usual size an outlier.
     responses = {
         name: {"w": torch.full((4,), size)} for name, size in zip("abc", (1e-6, 1e-3, 99.0), strict=True)
     }
     assert find_faults(responses, query, 100.0) == {}
     responses["c"]["w"] *= 2
     assert list(find_faults(responses, query, 100.0)) == ["c"]
-    assert find_faults({"c": responses["c"]}, query, 100.0) == {}  # alone there is nobody to compare with
+    assert find_faults({"c": responses["c"]}, query, 100.0) == {}  # no other node to compare with
 
 
 def test_two_differing_nodes_stop_run() -> None:
@@ -111,7 +111,8 @@ def test_two_differing_nodes_stop_run() -> None:
         faults_of(a=small, b=large)
     assert caught.value.node == "a, b"
     with pytest.raises(NodeFault, match="unknown which"):
-        faults_of(a=sound(0, logits=torch.full((B, C), 1e-9)), b=sound(1))  # who is tiny, not who is usual
+        # a is unusually small, not b unusually large
+        faults_of(a=sound(0, logits=torch.full((B, C), 1e-9)), b=sound(1))
     assert faults_of(a=small, b=sound(1, logits=torch.full((B, C), 99.0))) == {}
     with pytest.raises(NodeFault, match="not known") as caught:
         faults_of(a=sound(0), b=sound(1, logits=torch.zeros(B, C + 1)))
@@ -135,10 +136,10 @@ def test_names_only_faulty_node(row: int, wrong: float, index: int) -> None:
     [
         ([3.0, 0.0, 7.0], 10.0, None),
         ([0.0, 0.0, 0.0], 0.0, None),
-        ([33333333.0, 33333333.0, 0.0], 66666668.0, None),  # as near as float32 comes
+        ([33333333.0, 33333333.0, 0.0], 66666668.0, None),  # within the precision of float32
         ([3.0, 0.0, 7.0], 11.0, "counts are 10 labels of 11 examples"),
         ([-3.0, 6.0, 7.0], 10.0, "counts are not numbers from 0 up to 1e+12"),
-        ([2.5, 0.5, 7.0], 10.0, None),  # shares of pictures
+        ([2.5, 0.5, 7.0], 10.0, None),  # fractions of pictures
         ([2.5, 0.5, 7.0], 11.0, "counts are 10 labels of 11 examples"),
         ([2e12, 0.0, 0.0], 2e12, "counts are not numbers"),
         ([1e38, 1e38, 0.0], 2e38, "counts are not numbers"),
@@ -177,10 +178,10 @@ def test_finds_oversized_gradients_only() -> None:
     assert oversized_gradient_faults(gradients(1, 1e-9, 2), output_gradients, 100.0, "ask") == {}
     assert oversized_gradient_faults(gradients(0, 0, 2), output_gradients, 100.0, "ask") == {}
     assert oversized_gradient_faults(gradients(1, 2, 1e30), output_gradients, float("inf"), "ask") == {}
-    # Of whom more was asked, more may come.
+    # A node with larger output gradients may return larger gradients.
     output_gradients["c"] = {"logits": torch.full((2, 2), 1e5)}
     assert oversized_gradient_faults(gradients(1, 2, 16e3), output_gradients, 100.0, "ask") == {}
-    # Who was asked for nothing may say as much as the others, and no more.
+    # A node without output gradients may return as much as the others, but not more.
     output_gradients["c"] = {"logits": torch.zeros(2, 2)}
     assert oversized_gradient_faults(gradients(1, 2, 3), output_gradients, 100.0, "ask") == {}
     assert list(oversized_gradient_faults(gradients(1, 2, 1e30), output_gradients, 100.0, "ask")) == ["c"]

@@ -60,8 +60,8 @@ def test_only_job_with_lock_is_running(tmp_path: Path) -> None:
     ended = f"the server ended before the run did, distillation 31 of 400{RESUME_HINT}"
     assert (
         run_status_line(tmp_path, "RUNNING") == run_status_line(tmp_path) == ended
-    )  # FLARE takes it for running for ever
-    os.utime(tmp_path / "job.lock", (1000.0, 1000.0))  # an earlier job's
+    )  # FLARE lists it as running forever
+    os.utime(tmp_path / "job.lock", (1000.0, 1000.0))  # of an earlier job
     assert run_status_line(tmp_path, "RUNNING", 1001.0) == "starting"
 
 

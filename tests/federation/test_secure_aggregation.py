@@ -1,4 +1,4 @@
-"""Sums under masks, over real messages: what they come to, what the server gets to see, and who fails."""
+"""Secure aggregation over real messages: sums, the server's view, and failing nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.kits import Authority
 from tests.support.links import Live, Loopback, here, tiny
 
 NAMES = ("node-0", "node-1", "node-2", "node-3")
-WAYS: dict[str, dict[str, Any]] = {
+METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "fedavg": {"rounds": 2},
     "fedkd": {"levels": 0},
     "fediod": {"ensemble": "logits", "gan": 0.0, "conf": 0.0, "unique": 0.0},
@@ -42,16 +42,17 @@ Change = Callable[[str, dict[str, Any], Serve, bytes], bytes]
 
 
 def summed(method: str, **link: Any) -> RunSpec:
-    config = tiny(method, WAYS[method], **{"secure_aggregation": True, **link})
+    config = tiny(method, METHOD_OPTIONS[method], **{"secure_aggregation": True, **link})
     local = replace(config.nodes.local, optimizer="sgd")
     split, nodes = replace(config.split, nodes=len(NAMES)), replace(config.nodes, local=local)
     return replace(config, split=split, nodes=nodes)
 
 
 class Four:
-    """Four nodes with kits, whose owners want secure aggregation only, and a server that sees what goes by.
+    """Four nodes with kits whose owners require secure aggregation, and a server that records responses.
 
-    ``change`` gets each message on its way: the node's name, the message's header, who serves it, and it.
+    ``change`` may change each message. It gets the node's name, the message's header, the node's ``serve``
+    and the message.
     """
 
     def __init__(self, config: RunSpec, folder: Path, change: Change | None = None, **policy: bool) -> None:
@@ -102,12 +103,12 @@ def test_masks_change_no_bit_and_hide_responses(method: str, tmp_path: Path) -> 
     assert result["notes"][0] == metrics["notes"][0] == SECURE_AGGREGATION_NOTE
     for _, do, tensors in four.responses:
         for tensor in tensors.values() if do in ("answer_query", "compute_gradients") else ():
-            # Numbers that are all below a thousand; a masked one is, once in two million times.
+            # Unmasked numbers are below a thousand; a masked one is, once in two million times.
             assert from_ring(tensor).abs().median() > 1e3
 
 
 def test_reads_sum_without_failed_and_late_nodes(tmp_path: Path) -> None:
-    """It dies with its answer on the way, which the server finds afterwards."""
+    """The node fails while its response is on the way; the server notices only afterwards."""
     late: list[bytes] = []
     models: dict[str, torch.Tensor] = {}
     sizes: dict[str, int] = {}
@@ -178,7 +179,7 @@ def test_policy_refuses_unmasked_responses(tmp_path: Path) -> None:
 
 
 def test_node_refuses_sum_of_itself(tmp_path: Path) -> None:
-    """It leaves the sum out of a query, or takes it for itself."""
+    """The server omits the sum from a query, or asks for a sum of this node alone."""
     refusals: list[str] = []
 
     def calls(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
@@ -211,12 +212,12 @@ def test_keys_are_exchanged_once(tmp_path: Path) -> None:
     live = four.live()
     live.run()
 
-    assert cards.count("receive_keys node-0") == 1  # once, as long as nobody is restarted
+    assert cards.count("receive_keys node-0") == 1  # once, as no node was restarted
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
 
 
 def test_keys_depend_on_plan(tmp_path: Path) -> None:
-    """One node trains for one round, and all others for so many that they hardly move, say."""
+    """For example, one node would train for one round, and the others for so many that they hardly change."""
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if node == "node-0" and header["operation"] == "join":
@@ -230,7 +231,7 @@ def test_keys_depend_on_plan(tmp_path: Path) -> None:
 
 
 def laid_otherwise(x: torch.Tensor) -> torch.Tensor:
-    """Equal values that lie otherwise in memory: other kernels compute with them, to other last digits."""
+    """Return equal values in another memory format, for which other kernels round differently."""
     last = torch.empty(x.shape, memory_format=torch.channels_last)
     return (torch.empty(x.shape) if x.stride() == last.stride() else last).copy_(x)
 
@@ -249,8 +250,9 @@ def test_inconsistent_queries_make_sums_unreadable(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Weights that one node got, and nothing left for; inputs, of which the gradients are asked for alike."""
-    monkeypatch.setattr(secure_aggregation, "is_corrupted", lambda ring: False)  # it continues all the same
+    """One node gets other weights, or other inputs before gradients are requested."""
+    # continues in spite of the corrupted sum
+    monkeypatch.setattr(secure_aggregation, "is_corrupted", lambda ring: False)
     method = {"initialize_nodes": "fedper", "predict_logits": "fediod"}[when]
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
@@ -261,7 +263,7 @@ def test_inconsistent_queries_make_sums_unreadable(
         return serve(message)
 
     four = Four(summed(method), tmp_path / "away", bent)
-    with suppress(FedstillError):  # what it reads may be beyond all bounds
+    with suppress(FedstillError):  # the unmasked values may be invalid
         four.live().run()
     part = {"initialize_nodes": "parameters", "predict_logits": "d/dx"}[when]
     later = [tensors for node, _, tensors in four.responses if part in tensors]
@@ -270,7 +272,7 @@ def test_inconsistent_queries_make_sums_unreadable(
 
 
 def test_corrupted_sum_stops_run(tmp_path: Path) -> None:
-    """No node refuses, as that would reveal which one it is, and no run continues from random numbers."""
+    """A refusal would reveal the faulty node, and no run may continue with random numbers."""
 
     def ill(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         session = four.hosts[node].session
@@ -285,10 +287,9 @@ def test_corrupted_sum_stops_run(tmp_path: Path) -> None:
 
 
 def test_weights_use_first_released_counts(tmp_path: Path) -> None:
-    """Noise is another each time; a server that has sums of other weights of the same answers tells these
-    apart."""
+    """With new noise, a server would get sums of the same responses with other weights and separate them."""
     privacy = {"mechanism": "dp-sgd", "epsilon": 1000.0, "training": {"noise": 0.6}, "accountant": "rdp"}
-    config = tiny("fedkd", WAYS["fedkd"], privacy=privacy, secure_aggregation=True)
+    config = tiny("fedkd", METHOD_OPTIONS["fedkd"], privacy=privacy, secure_aggregation=True)
     joining: list[bytes] = []
     result: list[torch.Tensor] = []
 
@@ -309,7 +310,7 @@ def test_weights_use_first_released_counts(tmp_path: Path) -> None:
         "size",
     }
     four.hosts["node-0"].leave()
-    host = NodeService(four.hosts["node-0"].folder)  # another process, in which nothing was asked yet
+    host = NodeService(four.hosts["node-0"].folder)  # a new process that has received no query yet
     host.file = file
     back = {
         "operation": "load_checkpoint",
@@ -324,7 +325,7 @@ def test_weights_use_first_released_counts(tmp_path: Path) -> None:
 
 
 def test_unsaved_counts_are_not_released(tmp_path: Path) -> None:
-    """The disk was full when they were to be kept; the server sends the same message once more."""
+    """The disk is full when the counts are saved; the server repeats the same message."""
 
     def full(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if node != "node-0" or header.get("query") != "count_labels":
@@ -341,7 +342,7 @@ def test_unsaved_counts_are_not_released(tmp_path: Path) -> None:
 
 
 def test_rejects_gradients_at_other_scale(tmp_path: Path) -> None:
-    """They are linear in it: by what is too large to add a server would find how large one node's are."""
+    """Gradients are linear in the scale: by increasing it to an overflow, a server would find their size."""
 
     def scaled(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if header["operation"] != "compute_gradients":
@@ -356,7 +357,7 @@ def test_rejects_gradients_at_other_scale(tmp_path: Path) -> None:
 def between(
     serve: Serve, message: bytes, name: str, extra: dict[str, Any], tensors: dict[str, torch.Tensor]
 ) -> bytes:
-    """Return the last responses of a node to a server that skips numbers and sends one more query."""
+    """Serve a message as for a server that skips numbers and sends an extra query before ``name``."""
     result, sent = unpack(message)
     if result["operation"] != "answer_query":
         return serve(message)
@@ -372,8 +373,7 @@ def between(
 
 
 def test_unsummed_query_keeps_exchange(tmp_path: Path) -> None:
-    """One node starts from other weights; a query that calls itself a sum which is read without some, and
-    is none, comes to all alike after that."""
+    """One node gets other weights; then all get a query that falsely claims to be a sum with recovery."""
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         result, sent = unpack(message)
@@ -386,14 +386,14 @@ def test_unsummed_query_keeps_exchange(tmp_path: Path) -> None:
         return between(serve, message, "initialize_nodes", {}, other)
 
     four = Four(summed("fedper"), tmp_path / "away", bent)
-    with suppress(FedstillError):  # what it reads may be beyond all bounds
+    with suppress(FedstillError):  # the unmasked values may be invalid
         four.live().run()
     later = [tensors["parameters"] for _, _, tensors in four.responses if "parameters" in tensors]
     assert from_ring(torch.stack(later[: len(NAMES)]).sum(0)).abs().median() > 1e3
 
 
 def test_failed_query_keeps_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One node learns from other weights, for a query whose answer then fails."""
+    """One node trains on other weights for a query that then fails."""
     failing, plain = [False], network_view.integer_mask
 
     def integer_mask(module: torch.nn.Module) -> torch.Tensor:
@@ -440,12 +440,12 @@ def test_rejects_other_weighting_of_equal_responses(
     four.live().run()
     for host in four.hosts.values():
         host.leave()
-    config = tiny("fedkd", {**WAYS["fedkd"], **after}, secure_aggregation=True)
+    config = tiny("fedkd", {**METHOD_OPTIONS["fedkd"], **after}, secure_aggregation=True)
     (tmp_path / "again").mkdir()
     again = replace(config, split=replace(config.split, nodes=len(NAMES)))
     (run := tmp_path / "again.toml").write_text(to_toml(again), encoding="utf-8")
     result = " ".join(command("node", "check", four.hosts[NAMES[0]].folder, run)[1].split())
-    assert (f"sums: it {rule}" in result) is bool(rule)  # as its owner knows beforehand
+    assert (f"sums: it {rule}" in result) is bool(rule)  # the owner's check reports this in advance
     operations: list[str] = []
 
     def recorded(serve: Serve) -> Serve:
@@ -456,14 +456,14 @@ def test_rejects_other_weighting_of_equal_responses(
     if rule:
         with pytest.raises(FedstillError, match=rule):
             live.run()
-        assert "train_locally" not in operations  # nobody trains for what is refused
+        assert "train_locally" not in operations  # no node trains for a refused run
     else:
         live.run()
         assert "train_locally" in operations
 
 
 def test_rejects_sums_of_parameters_that_adam_trained(tmp_path: Path) -> None:
-    """Its first step is the sign of each gradient: a sum of one step a round shows the signs of each node."""
+    """Adam's first step is the sign of each gradient: sums of one step per round show the nodes' signs."""
     config = summed("fedavg")
     adam = replace(config.nodes.local, optimizer="adam")
     with pytest.raises(ArgumentError, match=r"local\.optimizer"):
@@ -475,8 +475,8 @@ def test_rejects_sums_of_parameters_that_adam_trained(tmp_path: Path) -> None:
         four.live().run()
 
 
-def test_rejects_a_second_run_that_counts_the_servers_labels_as_well(tmp_path: Path) -> None:
-    """Weights that the server adds to are a second weighting of the same responses."""
+def test_rejects_second_run_with_labels_of_the_server(tmp_path: Path) -> None:
+    """Adding the server's labels to the weights is a second weighting of the same responses."""
     four = Four(summed("fedkd"), tmp_path / "away")
     four.live().run()
     for host in four.hosts.values():

@@ -1,4 +1,4 @@
-"""Rules of a deployed server for the runs of the admin."""
+"""Rules of a deployed server for the admin's runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN = "class Boom:\n    open({!r}, 'w').close()\n"
 
 
 def stopped(program: ServerProgram, server: Path) -> str:
-    """Why a job's run stopped, in a server's folder."""
+    """Return the reason that a job's run stopped, from a server's folder."""
     program._run_in_folder(server / "runs" / program.run_name, server / "kept")
     return str(json.loads((server / "kept/stopped.json").read_text())["text"])
 
@@ -52,7 +52,7 @@ def test_server_allows_listed_modules(tmp_path: Path) -> None:
     (server / "runs").mkdir(parents=True)
     (server / FILE).write_text("plugins = ['../code']\nmodules = ['listed_at_server:Boom']\n")
     result = stopped(ServerProgram("[method]\nname = 'listed_at_server:Boom'\n", "one"), server)
-    assert result.startswith("invalid method")  # it is none, as it turns out
+    assert result.startswith("invalid method")  # allowed, although it is no method
     assert FILE not in result
     assert (tmp_path / "ran").exists()
 
@@ -94,12 +94,12 @@ def test_reads_files_from_allowed_folders_only(tmp_path: Path, monkeypatch: pyte
     assert [text for text in tricks if not refused("student", "model", f"hf:{text}")] == []
     assert [text for text in tricks[:6] if not refused("method", "weights", text)] == [
         "."
-    ]  # no file's option
-    assert refused("data", "root", "new")  # where a download could go
+    ]  # is no option for a file
+    assert refused("data", "root", "new")  # a download could write there
     assert refused("student", "model", f"hf:{tmp_path / 'ledgers'}")
     assert refused("student", "model", "hf:secret.npz")
     assert not refused("student", "model", f"hf:{study / 'vit'}")
-    (tmp_path / "here" / "digits").mkdir()  # a data set's name is no folder
+    (tmp_path / "here" / "digits").mkdir()  # the name of a data set is no folder
     assert not refused("data", "name", "digits")
     assert refused("data", "root", "digits")
 
@@ -111,7 +111,7 @@ def test_downloads_need_permission(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match="downloads = false"):
             ServerRules().require_allowed(table, tmp_path / FILE)
         ServerRules(downloads=True).require_allowed(table, tmp_path / FILE)
-    with pytest.raises(ArgumentError, match="`modules`"):  # which is a network's name there alone
+    with pytest.raises(ArgumentError, match="`modules`"):  # only for networks is hf: a prefix
         ServerRules(downloads=True).require_allowed({"method": {"name": "hf:Boom"}}, tmp_path / FILE)
 
 
@@ -148,7 +148,7 @@ def test_rules_for_run_allow_its_resources(tmp_path: Path) -> None:
         ServerRules().require_allowed(table, tmp_path / FILE)
 
 
-def test_server_refuses_backbones_that_are_code_or_files_elsewhere(tmp_path: Path) -> None:
+def test_server_refuses_custom_backbones_and_outside_files(tmp_path: Path) -> None:
     allowed, file = tmp_path / "allowed", tmp_path / "server" / FILE
     allowed.mkdir()
     rules = ServerRules(data=(str(allowed),))

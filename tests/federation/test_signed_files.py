@@ -1,4 +1,4 @@
-"""Signed files: a changed byte, a missing signature or a foreign key is one line, and nothing is parsed."""
+"""Signed files: a changed byte, a missing signature or a foreign key is reported before parsing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_creates_key_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     link = os.link
 
     def slower(part: Path, path: Path) -> None:
-        """Another process has made one meanwhile."""
+        """Simulate another process that creates a key at the same time."""
         (tmp_path / "b.key").rename(path)
         link(part, path)
 
@@ -111,7 +111,7 @@ def test_parses_fingerprint_or_key_file(file: Path) -> None:
 
 
 def test_rejects_any_changed_bit(file: Path) -> None:
-    """Bits of the file and of its signature, which has one form only: no capitals, no other spaces."""
+    """Any changed bit of the file or its signature, which has a unique form: no capitals, no other spaces."""
     signature = signed_files.signature_path(file)
     for path, size in ((file, 13), (signature, 245)):
         whole = path.read_bytes()
@@ -150,7 +150,7 @@ def test_reports_missing_files(file: Path) -> None:
 
 
 def test_openssl_verifies_signature(file: Path, tmp_path: Path) -> None:
-    """So that nobody needs to believe fedstill alone."""
+    """So that the signature can be verified without fedstill."""
     table = json.loads(signed_files.signature_path(file).read_text())
     (tmp_path / "raw").write_bytes(bytes.fromhex(table["signature"]))
     try:

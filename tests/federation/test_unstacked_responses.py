@@ -41,7 +41,7 @@ WORDS = PayloadKind("words", "what it says of them", category="responses")
 
 @dataclass(frozen=True, kw_only=True)
 class Tells(Method):
-    """Each node tells its records of one class, and words about them."""
+    """Each node releases its records of one class, and a JSON description of them."""
 
     title: ClassVar[str] = "Tells"
     initial_training: ClassVar[None] = None
@@ -59,12 +59,12 @@ class Tells(Method):
         )
 
     def tell(self, node: NodeView, wish: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Records ``(n, C, H, W)`` of the class that is wished for, another n at each node."""
+        """Return the records ``(n, C, H, W)`` of the requested class; n differs by node."""
         mine = node.data.inputs[node.data.targets == wish["class"]]
         return {"some": mine, "words": {"n": len(mine), "of": wish["class"]}}
 
     def step(self, server: Server, state: SimpleNamespace, t: int) -> Mapping[str, float]:
-        """QueryCall for class t; what nodes say agrees with what they give."""
+        """Query class t; check that descriptions and records agree."""
         responses = server.query("tell", wish={"class": t, "why": None})
         result = responses.by_node("words")
         given = {node: len(some) for node, some in responses.by_node("some").items()}
@@ -85,7 +85,7 @@ def config() -> RunSpec:
 def test_ragged_responses_match_on_every_engine(tmp_path: Path) -> None:
     here = build_simulation(config())[0]
     counts = torch.stack([node.data.targets.bincount(minlength=10) for node in here.nodes])
-    assert len(set(counts[:, 0].tolist())) > 1  # or nothing would be ragged
+    assert len(set(counts[:, 0].tolist())) > 1  # otherwise nothing would be ragged
     here.run()
     losses = [line["losses"] for line in here.records.metrics]
     assert losses == [{"records": float(counts[:, t].sum()), "of": 3.0 * t} for t in (0, 1)]
@@ -175,7 +175,7 @@ def test_rejects_malformed_json_bytes(text: str) -> None:
 
 
 def test_invalid_json_value_is_not_charged() -> None:
-    """Before anything is charged, admitted or learned."""
+    """Refused before anything is charged, admitted or trained."""
     run = build_simulation(config())[0]
     (node, *_), side = run.nodes, run.side
     handler = RequestHandler(NodeGroup([node]), side, run.compute)
@@ -192,7 +192,7 @@ def test_invalid_json_value_is_not_charged() -> None:
 
 @pytest.mark.parametrize("of", ["rows", "scores", "counts"])
 def test_mechanisms_refuse_ragged_outputs(of: Any) -> None:
-    """Under a budget the query is refused; without one, nothing is claimed of it."""
+    """Under a budget the query is refused; without one, no guarantee is claimed."""
     kind = PayloadKind("some", category=of)
     for declaration in ({"ragged": ("some",)}, {"json_values": ("some",)}):
         query = Query(

@@ -31,7 +31,7 @@ SHARE = PayloadKind("share", "the released share of the outputs", category="quer
 
 
 class Box:
-    """A thing of a method's own, with a memory."""
+    """An object with its own state, which a method's state contains."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
@@ -125,7 +125,7 @@ def test_saves_and_restores_whole_state(stop: int, tmp_path: Path) -> None:
     assert second.federation.number == whole.federation.number == 4
 
 
-def test_adam_and_descend_name_what_is_frozen() -> None:
+def test_adam_and_descend_skip_frozen_parameters() -> None:
     network = nn.Linear(2, 1)
     network.bias.requires_grad_(False)
     optimizer, before = adam(network, 0.1), network.weight.clone()

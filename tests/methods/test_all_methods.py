@@ -1,7 +1,7 @@
-"""Checks of every method: equal metrics on both engines and after a resume, custom modules, an audit log that
-shows only declared payload kinds, and refusals before any training.
+"""Checks of every method: equal metrics on both engines and after a resume, custom modules, releases.
 
-A method that is added to ``METHODS`` is covered automatically; ``digits_world.TINY`` makes it fast.
+The audit log must show only declared payload kinds, and methods must be refused before any training. Methods
+that are added to ``METHODS`` are covered automatically; ``digits_world.TINY`` makes them fast.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ pytestmark = pytest.mark.usefixtures("steady_adam", "one_thread")
 
 ALIKE = ("mlp:12",) * 3
 MIXED = ("mlp:12", "small-cnn:4", "mlp:12")
-NEAR = 1e-4  # how far weights may lie apart on the two engines
-# Further options of a method that change its queries or where its parts are held.
-WAYS: dict[str, list[dict[str, Any]]] = {
+NEAR = 1e-4  # tolerated difference of weights between the two engines
+# Further options of a method that change its queries or the location of its parts.
+VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{"rounds": 4, "participation": 0.67}],
     "fediod": [{"importance": "realness", "student_inputs": "fresh"}],
     "fedkd": [
@@ -69,20 +69,20 @@ WAYS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-# Of label maps, tables and feature vectors, which these data are not.
+# Methods for label maps, tables and feature vectors, which do not run on these data.
 OTHERS = ("asyndgan", "fediod-maps", "column-sums", "fedcgs", "fedpft")
 CASES = [
     pytest.param(name, options, id=" ".join([name, *(f"{key}={value}" for key, value in options.items())]))
     for name in METHODS
     if name not in OTHERS
-    for options in ({}, *WAYS.get(name, []))
+    for options in ({}, *VARIANTS.get(name, []))
 ]
 NAMES = [name for name in METHODS if name not in OTHERS]
 ENGINES: tuple[Any, ...] = ("one-by-one", "stacked")
 
 
 class Own(nn.Module):
-    """Custom module with buffers and a norm layer that is no Sequential."""
+    """Custom module that is no Sequential, with buffers and a norm layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Own(nn.Module):
         self.head = nn.Linear(27, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``(B, 1, 8, 8)`` to ``(B, 10)``."""
+        """Map ``(B, 1, 8, 8)`` to ``(B, 10)``."""
         out: torch.Tensor = self.head(self.extractor(x))
         return out
 
@@ -114,7 +114,7 @@ def setting(name: str, options: dict[str, Any], specs: tuple[str, ...] = ALIKE, 
 
 @dataclasses.dataclass
 class Ran:
-    """One run and its metrics without those that differ between equal runs (seconds, engine)."""
+    """One run and its metrics, except those that differ between equal runs (seconds, engine)."""
 
     setting: Setting
     experiment: Simulation
@@ -132,7 +132,7 @@ def ran(one: Setting, out: Path | None = None) -> Ran:
 
 @cache
 def unbroken(name: str, options: tuple[tuple[str, Any], ...], specs: tuple[str, ...] = ALIKE) -> Ran:
-    """Uninterrupted run, one node after the other. It is shared between tests: do not change it."""
+    """Return an uninterrupted run, one node after the other. It is shared between tests: do not change it."""
     return ran(setting(name, dict(options), specs))
 
 
@@ -148,7 +148,7 @@ def same_networks(one: Ran, other: Ran, rtol: float = 0.0, atol: float = 0.0) ->
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Use one thread, as in parallel threads: runs are then bit-identical."""
+    """Use one thread, as parallel nodes do, so that runs are bit-identical."""
     here = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -160,13 +160,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_passes_the_checks_for_custom_methods(name: str, options: dict[str, Any]) -> None:
-    """Declared times and rows, equal runs with one seed, stacked nodes, resumed runs, hidden labels."""
+    """Check declared times and rows, equal runs with one seed, stacked nodes, resumed runs, hidden labels."""
     fedstill.check_method(config_of(name, **options), partial(setting, name, options))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parallel_nodes_give_the_metrics_of_sequential_nodes(name: str) -> None:
-    """Bit-identical, with equal traffic and audit log. A use of the global RNG would raise an error."""
+    """Bit-identical, with equal traffic and audit log. Use of the global RNG would raise an error."""
     one, alone = setting(name, {}), plain(name, {})
     experiment = Simulation(one)
     experiment.compute.workers = Workers(2)
@@ -202,11 +202,11 @@ def test_evaluated_model_learns(name: str, options: dict[str, Any]) -> None:
         assert all(value.isfinite().all() for value in mine.state_dict().values())
 
 
-# --- stops -----------------------------------------------------------------------------------------
+# --- interrupted runs ------------------------------------------------------------------------------
 
 
 class Moments:
-    """Count answered queries and saved states of a run, and stop it after a number of them."""
+    """Records the responses and checkpoints of a run, and stops it after a number of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []
@@ -234,7 +234,7 @@ class Moments:
             raise KeyboardInterrupt
 
     def stop(self, after: float = math.inf, counted: str = "") -> None:
-        """Stop after so many further events whose name contains ``counted``."""
+        """Stop after this number of further events whose name contains ``counted``."""
         self.events, self.last, self.counted = [], after, counted
 
 
@@ -249,12 +249,12 @@ def stopped(moments: Moments, after: int, one: Setting, out: Path) -> None:
 def test_resumed_run_reaches_equal_metrics(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped between two rounds, and within a round: after an unsaved query of the second half."""
+    """Stop between two rounds, and within a round: after an unsaved query of the second half."""
     whole = plain(name, options)
     moments = Moments(monkeypatch)
     (tmp_path / "count").mkdir()
     counted = ran(setting(name, options), tmp_path / "count")
-    assert counted.metrics == whole.metrics  # the same seed; and saving changes nothing
+    assert counted.metrics == whole.metrics  # equal, as the seed is the same and saving changes nothing
     same_networks(counted, whole)
     events = list(moments.events)
     saves = [at for at, what in enumerate(events, 1) if what == "saved"]
@@ -278,7 +278,7 @@ def test_resumed_run_reaches_equal_metrics(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_custom_modules_are_trained_in_place_on_both_engines(name: str) -> None:
-    """Batch norm statistics and batch counts included, with a smaller last batch."""
+    """Also checks batch norm statistics and batch counts, with a smaller last batch."""
     local = dataclasses.replace(LOCAL, optimizer="sgd", lr=0.05)
     alone, stacked = (
         setting(name, {}, ("own",) * 3, engine=EngineConfig(batching=engine), local=local)
@@ -318,7 +318,7 @@ def distilled_in_place(one: Setting) -> dict[str, Any]:
         for network, old in zip(networks, first, strict=True)
     ]
     assert any(moved)
-    if central != "virtual":  # there the server has a part of a student, or none
+    if central != "virtual":  # in virtual methods the server has at most a part of a student
         assert moved[0] == (central == "student")
     for network in networks:
         assert type(network) is Own
@@ -371,8 +371,8 @@ def test_audit_log_holds_only_declared_kinds(name: str, options: dict[str, Any])
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_each_query_is_sent_as_often_as_declared(name: str, options: dict[str, Any]) -> None:
-    """A node with a query limit refuses a run in advance by this number."""
+def test_number_of_queries_equals_declaration(name: str, options: dict[str, Any]) -> None:
+    """A node with a query limit uses this number to refuse a run in advance."""
     one = plain(name, options)
     declared = {query.name: query.times for query in one.experiment.side.queries.values() if query.times}
     sent_counts = one.metrics["queries_by_name"]
@@ -381,7 +381,8 @@ def test_each_query_is_sent_as_often_as_declared(name: str, options: dict[str, A
         assert one.experiment.audit.spending(node.name, ALL_RUNS).total_queries <= sum(declared.values())
     if "participation" not in options and name != "centralized":
         assert sent_counts == declared
-        for node in one.experiment.nodes if name != "fl-mrcm" else ():  # which sends its target other queries
+        # fl-mrcm queries its target differently
+        for node in one.experiment.nodes if name != "fl-mrcm" else ():
             assert one.experiment.audit.spending(node.name, ALL_RUNS).total_queries == sum(declared.values())
 
 
@@ -430,7 +431,7 @@ def test_outputs_only_gate_refuses_other_kinds_before_training(name: str, option
     assert any(kind in error.rule for kind in released)
 
 
-# --- needs of methods -------------------------------------------------------------------------------
+# --- requirements of methods ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -488,7 +489,7 @@ def test_rejects_unsplittable_network_if_models_must_be_split(name: str) -> None
         """Model of a single layer."""
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            """``(B, 1, 8, 8)`` to ``(B, 10)``."""
+            """Map ``(B, 1, 8, 8)`` to ``(B, 10)``."""
             return super().forward(x.flatten(1))
 
     whole = [Whole(math.prod(SHAPE), CLASSES) for _ in range(4)]
@@ -514,7 +515,7 @@ def test_runs_with_a_single_node(name: str) -> None:
         ("fediod", "steps", 0),
         ("fediod", "conf", math.inf),
         ("fediod", "tau", 0.0),
-        ("fediod", "student.memory", 15),  # less than a batch
+        ("fediod", "student.memory", 15),  # smaller than a batch
         ("fedkd", "levels", -1),
         ("fedkd", "gamma", 0.0),
         ("fedkd", "z_max", -1.0),
@@ -532,6 +533,6 @@ def test_error_names_the_invalid_option(name: str, option: str, value: Any) -> N
 
 @pytest.mark.parametrize("name", METHODS.builtin)
 def test_help_of_each_option_begins_with_a_word(name: str) -> None:
-    """Symbols of the papers follow in parentheses."""
+    """Help begins with words; the papers' symbols follow in parentheses."""
     symbolic = r"[A-Z][,:]|[A-Za-z]+_|(lambda|beta|pi|omega|q|S|N|P|D)\b"
     assert {key: text for key, text in field_docs(METHODS[name]).items() if re.match(symbolic, text)} == {}

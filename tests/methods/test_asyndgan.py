@@ -1,4 +1,4 @@
-"""AsynDGAN: what it asks, whom, and what its task network learns on."""
+"""AsynDGAN: its queries and their recipients, and the training of its task network."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.support.small_world import change_responses, resumed
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
 
-def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
+def test_generator_loss_is_weighted_sum_over_nodes() -> None:
     one, plain = world(ASYN), world(ASYN)
     losses = one.server.step()
     plain_generator, source = plain.server.state.generator, plain.server.state.generator.source
     source.load_state_dict(one.server.state.generator.source.state_dict(), torch.device("cpu"))
     sizes, gan, unlike = [5.0, 8.0, 11.0], torch.zeros(()), torch.zeros(())
     for k, node in enumerate(plain.nodes):
-        number = 1 + 3 + k  # after the sizes and three nodes' maps
+        number = 1 + 3 + k  # the queries for sizes and for three nodes' maps come first
         batch = source.sample_batch(ASYN.batch, "w", 0, node.name, node=node.name)
         x = plain_generator.G(TASK.encode_maps(batch.maps))
         D, sampled = node.modules["critic"].train(), node.sample_batch(ASYN.batch, "critic", number)
@@ -55,7 +55,7 @@ def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
         assert (mine.grad - other.grad).norm() < 0.01 * other.grad.norm()
 
 
-def test_first_the_generator_learns_and_then_the_student() -> None:
+def test_student_is_trained_after_generator() -> None:
     one = world(ASYN)
     assert one.server.total_steps == 4
     student, G = weights(one.server.student), weights(one.server.state.generator.G)
@@ -68,11 +68,11 @@ def test_first_the_generator_learns_and_then_the_student() -> None:
         assert set(one.server.step()) == {"student"}
     assert not torch.equal(weights(one.server.student), student)
     assert torch.equal(weights(one.server.state.generator.G), made)
-    assert up(one) == bytes_up, "what the student learns on is made at the server"
+    assert up(one) == bytes_up, "the student uses images generated at the server"
     assert set(bytes_up) == {"label maps", "data sizes", "critic", "difference", "gradients"}
 
 
-def test_the_student_learns_on_generated_images_and_their_maps() -> None:
+def test_student_is_trained_on_generated_images_and_maps() -> None:
     one, turning, plain = world(ASYN), world(ASYN, student={"augment": "turn"}), world(ASYN)
     losses = [[each.server.step() for _ in range(3)][-1] for each in (one, turning)]
     for _ in range(2):
@@ -95,7 +95,7 @@ def test_sampled_maps_give_all_nodes_the_same_images() -> None:
 
 
 def test_reconstructs_from_label_maps() -> None:
-    """The student turns what would have been measured of generated images back into them."""
+    """The student reconstructs generated images from their simulated measurements."""
     one, turning, plain = (
         world(ASYN, task=RECONSTRUCTION, student={"augment": how}) for how in ("none", "turn", "none")
     )
@@ -127,7 +127,7 @@ def test_stacked_and_single_nodes_give_equal_metrics() -> None:
 
 
 def away(one: World, *names: str) -> None:
-    """Let nodes be away when maps are sent, and only then."""
+    """Make nodes fail when maps are sent, and only then."""
     one.federation.link = LinkConfig(quorum=0.3)
 
     def respond(query: str, nodes: Any, sent: Any, response: Any) -> Any:
@@ -145,12 +145,12 @@ def test_returning_node_without_maps_is_not_queried_about_its_own() -> None:
     one = world(ASYN)
     away(one, "n1")
     one.server.step()
-    del one.federation.excluded["n1"]  # it is back
+    del one.federation.excluded["n1"]  # n1 returns
     for _ in range(3):
         one.server.step()
     assert one.federation.present == ("n0", "n1", "n2")
     assert one.audit.traffic_totals()["queries_by_name"]["score_with_critic"] == 2 * 2, (
-        "of two nodes in two steps"
+        "two nodes in two steps"
     )
 
 

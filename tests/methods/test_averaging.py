@@ -1,4 +1,4 @@
-"""FedAvg and what differs from it by little, against their formulas worked plainly."""
+"""FedAvg and similar methods, compared with plain implementations of their formulas."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tests.support.small_world import CLASSES, SEED, TASK, World, change_respons
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
 EQUAL, UNEQUAL = (8, 8, 8), (6, 24, 12)
-ALL = 24  # a batch that holds each node's examples equally often: every step is a full-batch step
+ALL = 24  # this batch holds each example of a node equally often, so every step is a full-batch step
 ENGINES = ["stacked", "one-by-one"]
 LR = 0.2
 
 
 def descent(steps: int) -> LocalConfig:
-    """As many steps of plain, full-batch gradient descent, all at one learning rate."""
+    """Return options of full-batch gradient descent with a constant learning rate."""
     return LocalConfig(
         epochs=0,
         min_steps=steps,
@@ -85,7 +85,7 @@ def gradients(model: nn.Module, data: TensorData) -> Iterator[tuple[nn.Parameter
 
 
 def descend(model: nn.Module, data: TensorData, steps: int, mu: float = 0.0) -> nn.Module:
-    """A copy after steps of full-batch descent on F(w) + mu/2 ||w - w_0||^2."""
+    """Return a copy after steps of full-batch descent on F(w) + mu/2 ||w - w_0||^2."""
     model = copy.deepcopy(model)
     start = [parameter.detach().clone() for parameter in model.parameters()]
     for _ in range(steps):
@@ -112,7 +112,7 @@ def near(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
-def test_rounds_of_one_full_batch_step_are_steps_of_centralized_descent(
+def test_rounds_of_one_full_batch_step_equal_centralized_gradient_descent(
     sizes: Sequence[int], engine: str
 ) -> None:
     one = world(FedAvg(rounds=3), descent(3), sizes=sizes, engine=engine)
@@ -128,7 +128,7 @@ def test_rounds_of_one_full_batch_step_are_steps_of_centralized_descent(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_batch_norms_buffers_are_averaged_with_the_parameters(engine: str) -> None:
+def test_batch_norm_buffers_are_averaged_with_parameters(engine: str) -> None:
     local = LocalConfig(epochs=2, batch=5)
     one = world(FedAvg(rounds=2), local, make=resnet, engine=engine)
     run(one)
@@ -138,15 +138,15 @@ def test_batch_norms_buffers_are_averaged_with_the_parameters(engine: str) -> No
         mean = sum(size / 42 * state[name].double() for size, state in zip(UNEQUAL, states, strict=True))
         expected = mean if value.is_floating_point() else mean.round()
         torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6, msg=name)
-    # Batches by hand: 2 epochs of 6, 24, 12 examples by 5 are 3, 10, 5 steps, of which the second round
-    # continues from the first one's mean: 1, 5, 2 to 5 (3.57 rounded: 4), then 2, 5, 3 more.
+    # Batches by hand: 2 epochs of 6, 24, 12 examples by 5 are 3, 10, 5 steps. The first round has 1, 5, 2 of
+    # these; their weighted mean, 3.57, is rounded to 4. The second round adds 2, 5, 3.
     first = round((6 * 1 + 24 * 5 + 12 * 2) / 42)
     assert [int(state["1.num_batches_tracked"]) for state in states] == [first + 2, first + 5, first + 3]
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 4, 7])
-def test_one_node_in_rounds_is_that_node_trained_in_one_go(rounds: int) -> None:
-    """Same batches, same schedule, nothing lost between rounds."""
+def test_rounds_with_one_node_equal_uninterrupted_training(rounds: int) -> None:
+    """Rounds use the same batches and the same schedule, and lose no state."""
     local = LocalConfig(epochs=3, batch=5, optimizer="sgd", momentum=0.0, lr=0.2, lr_end=0.01)
     one = world(FedAvg(rounds=rounds), local, sizes=(17,))
     node = one.nodes[0]
@@ -162,8 +162,8 @@ def test_one_node_in_rounds_is_that_node_trained_in_one_go(rounds: int) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_fedprox_descends_eq_2_from_each_rounds_own_start(engine: str) -> None:
-    """Nodes with 2, 8 and 4 steps a round: those that are done fall out of the group."""
+def test_fedprox_minimizes_eq_2_from_start_of_each_round(engine: str) -> None:
+    """Nodes have 2, 8 and 4 steps per round; nodes that have finished leave the stack."""
     local = replace(descent(1), epochs=16.0)
     one = world(FedProx(rounds=2, mu=2.0), local, engine=engine)
     w = copy.deepcopy(one.server.student)
@@ -210,7 +210,7 @@ def test_momentum_carries_parameters_but_no_buffers() -> None:
             torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
-# --- a part of the network stays personal ----------------------------------------------------------
+# --- personal parts of the network ----------------------------------------------------------------
 
 PERSONAL = [
     pytest.param(FedPer, HEAD, EXTRACTOR, id="fedper"),
@@ -228,9 +228,7 @@ def occurs(needle: torch.Tensor, hay: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("config", "personal", "shared"), PERSONAL)
-def test_a_personal_part_never_appears_in_any_message(
-    config: Any, personal: str, shared: str, engine: str
-) -> None:
+def test_messages_never_contain_personal_part(config: Any, personal: str, shared: str, engine: str) -> None:
     one = world(config(rounds=3), descent(6), engine=engine)
     crossed: list[torch.Tensor] = []
 
@@ -242,11 +240,12 @@ def test_a_personal_part_never_appears_in_any_message(
         return up
 
     change_responses(one, record)
-    secrets: list[torch.Tensor] = []  # every state that a node's personal part was in between rounds
+    secrets: list[torch.Tensor] = []  # each state of a node's personal part between rounds
     for _ in range(3):
         one.server.step()
         secrets += list(vectors(one, personal))
-        assert any(occurs(vectors(one, shared)[0], tensor) for tensor in crossed)  # or else blind
+        # the search works
+        assert any(occurs(vectors(one, shared)[0], tensor) for tensor in crossed)
     assert not any(occurs(secret, tensor) for secret in secrets for tensor in crossed)
     values = to_vector(one.nodes[0].model.get_submodule(shared)).numel()
     whole = to_vector(one.nodes[0].model).numel()
@@ -254,7 +253,7 @@ def test_a_personal_part_never_appears_in_any_message(
     assert one.audit.traffic_totals()["by_kind"] == {
         "data sizes": {"up": 3 * 4, "down": 0},
         kind: {"up": 3 * 3 * 4 * values, "down": 3 * 3 * 4 * values},
-        "parameters": {"up": 0, "down": 3 * 4 * whole},  # the same first weights for all
+        "parameters": {"up": 0, "down": 3 * 4 * whole},  # equal initial weights for all
         "schedule": {"up": 0, "down": 3 * 3 * 8},
     }
 
@@ -265,7 +264,7 @@ def test_shared_parts_are_averaged_and_personal_parts_persist(
     config: Any, personal: str, shared: str, engine: str
 ) -> None:
     one = world(config(rounds=3), descent(6), engine=engine)
-    here = [copy.deepcopy(one.server.student) for _ in one.nodes]  # all start alike
+    here = [copy.deepcopy(one.server.student) for _ in one.nodes]  # equal initial weights
     first = to_vector(one.server.student.get_submodule(personal))
     for _ in range(3):
         here = [descend(model, node.data, 2) for model, node in zip(here, one.nodes, strict=True)]
@@ -301,7 +300,7 @@ def test_only_participants_are_queried_and_train(config: Any, engine: str) -> No
     teams = []
     for round in range(5):
         before = vectors(one)
-        if round == 0:  # what they begin with
+        if round == 0:  # the initial weights
             before = to_vector(one.server.student).expand(4, -1)
         one.server.step()
         participants = queried[-1]

@@ -1,4 +1,4 @@
-"""The floor and the two ceilings of a comparison: standalone, the ensemble, centralized training."""
+"""The baseline and the two upper bounds of a comparison: standalone, ensemble, centralized."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 
 SHAPE, CLASSES, SIZES = (1, 8, 8), 3, (14, 30, 22)
 ENGINES = ["stacked", "one-by-one"]
-LOCAL = LocalConfig(epochs=6, batch=10)  # 40 steps of all 66 examples
+LOCAL = LocalConfig(epochs=6, batch=10)  # 40 steps on all 66 examples
 
 
 def ensemble_outputs(experiment: Simulation, x: torch.Tensor) -> torch.Tensor | None:
-    """A use of the ensemble."""
+    """Evaluate the ensemble on inputs."""
     server = experiment.server
     outputs: torch.Tensor | None = server.ensemble_responses(server.query("predict", x=x))
     return outputs
 
 
 def blobs(count: int, seed: int, classes: int = CLASSES) -> TensorData:
-    """Images of one bright row, whose place tells which of three classes."""
+    """Return images with one bright row whose position gives one of three classes."""
     draw = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (count,), generator=draw)
     pixels = -0.8 + 0.1 * torch.rand(count, *SHAPE, generator=draw)
@@ -60,7 +60,8 @@ def blobs(count: int, seed: int, classes: int = CLASSES) -> TensorData:
 def setting(method: Any, specs: tuple[str, ...] = ("mlp:8",) * 3, **changes: Any) -> Setting:
     given: dict[str, Any] = {
         "task": Classification(CLASSES),
-        "parts": [blobs(size, index, index + 1) for index, size in enumerate(SIZES)],  # few classes each
+        # node k has k + 1 classes
+        "parts": [blobs(size, index, index + 1) for index, size in enumerate(SIZES)],
         "models": [build(spec, SHAPE, CLASSES, 0, index) for index, spec in enumerate(specs)],
         "student": build("mlp:8", SHAPE, CLASSES, 0, "student"),
         "test": blobs(50, 9),
@@ -74,7 +75,7 @@ def setting(method: Any, specs: tuple[str, ...] = ("mlp:8",) * 3, **changes: Any
 
 
 def trained_alone(name: str, data: TensorData, model: nn.Module) -> nn.Module:
-    """Local training of one node, plainly."""
+    """Train one node's model locally, without a federation."""
     node = Node(name, data, copy.deepcopy(model), Gate(name, PolicyConfig(), AuditLog()), 0)
     local_training.attach_optimizers([node], LOCAL)
     local_training.train([node], Classification(CLASSES), LOCAL, Compute())
@@ -86,7 +87,7 @@ def trained_alone(name: str, data: TensorData, model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_standalone_trains_each_node_without_queries(engine: Any, tmp_path: Path) -> None:
-    policies = [PolicyConfig(queries=())] * 3  # who answers nothing can take part
+    policies = [PolicyConfig(queries=())] * 3  # a node that refuses all queries can take part
     one = setting(Standalone(), engine=EngineConfig(batching=engine), policies=policies)
     alone = [
         trained_alone(f"node-{index}", node_data(one)[index], model)
@@ -142,7 +143,7 @@ def test_rejects_unknown_ensemble_before_training(how: str, line: str) -> None:
     assert str(caught.value).startswith(line)
 
 
-def test_a_node_imports_no_ensemble_that_a_server_names(
+def test_node_does_not_import_ensemble_named_by_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')\n")
@@ -181,11 +182,11 @@ def test_centralized_equals_training_on_pooled_data(engine: Any) -> None:
         torch.cat([part.targets for part in node_data(one)]),
     )
     assert LOCAL.steps(len(union)) == 40
-    expected = trained_alone("centralised", union, one.student)  # the spelling of its random streams
+    expected = trained_alone("centralised", union, one.student)  # the name of its random streams
     before = copy.deepcopy([model.state_dict() for model in node_models(one)])
     metrics = Simulation(one).run()
     same(one.student, expected, rtol=1e-4, atol=1e-6)
-    for model, old in zip(node_models(one), before, strict=True):  # nothing is trained at the nodes
+    for model, old in zip(node_models(one), before, strict=True):  # the nodes train nothing
         assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
     assert metrics["standalone"] is None
     assert metrics["accuracy"] == metrics["student"]["accuracy"]

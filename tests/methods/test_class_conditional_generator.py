@@ -1,4 +1,4 @@
-"""DENSE and Co-Boosting against plain steps, asked and uploaded."""
+"""DENSE and Co-Boosting, with queried and with uploaded models, compared with plain implementations."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ TINY: dict[str, Any] = {
     "steps": 3,
     "batch": 4,
     "generator": LabelGenerator(noise=6, width=4),
-    "student": ReplayTraining(steps=1, batch=100),  # a batch is all that is remembered
+    "student": ReplayTraining(steps=1, batch=100),  # one batch has all of the memory
     "tau": 2.0,
 }
 DENSER = DENSE(**TINY, generator_steps=2, adversary=0.5, bn=0.3)
 BOOSTING = CoBoosting(**TINY, adversary=0.5, hardness=2.0, mu=0.05, epsilon=0.1)
 SPECS = ("resnet8:4", "resnet8:4", "mlp:8")
-TO = Interface(Classification(3), tuple("abc"), SHAPE)  # what a model that is no module is given, and gives
+TO = Interface(Classification(3), tuple("abc"), SHAPE)  # input and output of a model that is no module
 
 
 def world(config: Any, specs: tuple[str, ...] = SPECS, policy: PolicyConfig = small_world.OPEN) -> World:
     models = [disagreeing(made(spec, index)) for index, spec in enumerate(specs)]
     for model in models:
         for layer in model.modules():
-            if isinstance(layer, nn.BatchNorm2d):  # as if it had seen data
+            if isinstance(layer, nn.BatchNorm2d):  # statistics as after training
                 draw = torch.Generator().manual_seed(len(layer.running_mean))
                 layer.running_mean.normal_(generator=draw)
                 layer.running_var.uniform_(0.5, 2.0, generator=draw)
@@ -70,7 +70,7 @@ def world(config: Any, specs: tuple[str, ...] = SPECS, policy: PolicyConfig = sm
 
 
 class Plain:
-    """A step as one reads it in the papers: loops, plain autograd, no federation."""
+    """One step as described in the papers: loops, plain autograd, no federation."""
 
     def __init__(self, config: Any) -> None:
         start = world(config)
@@ -80,12 +80,12 @@ class Plain:
         self.s_adam = torch.optim.Adam(self.S.parameters(), config.student.lr)
 
     def kl(self, z: torch.Tensor, z_S: torch.Tensor) -> torch.Tensor:
-        """For each input."""
+        """Return the divergence for each input."""
         log_p, log_q = (z / 2.0).log_softmax(1), (z_S / 2.0).log_softmax(1)
         return 4.0 * (log_p.exp() * (log_p - log_q)).sum(1)
 
     def bn(self, x: torch.Tensor) -> torch.Tensor:
-        """L_BN, mean over nodes; the last one has no such layers."""
+        """Return L_BN, the mean over nodes; the last node has no batch norm."""
         loss = torch.zeros(())
         for model in self.f:
             h, total = [], torch.zeros(())
@@ -150,11 +150,11 @@ class Plain:
         L_H, L_A = (hard**2 * ce).mean(), -self.kl(z, z_S).mean()
         self.descend(L_H + 0.5 * L_A)
         x = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(F.cross_entropy(A(x), y), w)
-        self.w = w = (w - 0.05 * slope.sign()).clamp(0, 1).detach()
+        (gradient,) = torch.autograd.grad(F.cross_entropy(A(x), y), w)
+        self.w = w = (w - 0.05 * gradient.sign()).clamp(0, 1).detach()
         v = 2 * torch.rand(4, CLASSES, generator=torch_generator(SEED, "v", 0)) - 1
-        (slope,) = torch.autograd.grad((v * (A(x) / 2.0).softmax(1)).sum(), x)
-        x = x.detach() + 0.1 / 0.25 * slope.sign()  # of a pixel's range, normalized by 0.25
+        (gradient,) = torch.autograd.grad((v * (A(x) / 2.0).softmax(1)).sum(), x)
+        x = x.detach() + 0.1 / 0.25 * gradient.sign()  # 0.1 of a pixel's range, normalized by 0.25
         losses = {"recognized": L_H.item(), "sought": L_A.item()}
         return {**losses, "student": self.study(x, A(x))}
 
@@ -162,7 +162,7 @@ class Plain:
 @pytest.mark.parametrize(("config", "step"), [(DENSER, Plain.dense), (BOOSTING, Plain.boosting)])
 @pytest.mark.parametrize("models", ["queried", "uploaded"])
 def test_step_equals_plain_implementation(config: Any, step: Any, models: Any) -> None:
-    """To nodes that are asked, and to models that were given away, alike."""
+    """Holds for queried and for uploaded models."""
     one, plain = world(replace(config, models=models)), Plain(config)
     losses, expected = one.server.step(), step(plain)
     assert losses == pytest.approx(expected, rel=2e-3, abs=1e-5)
@@ -175,7 +175,7 @@ def test_step_equals_plain_implementation(config: Any, step: Any, models: Any) -
 
 @pytest.mark.parametrize("config", [DENSER, BOOSTING])
 def test_releases_of_queried_and_uploaded_models(config: Any) -> None:
-    """Answers and gradients at each step, or the model once and nothing else."""
+    """Queried models release responses and gradients in each step; uploaded ones are released once."""
     queried, uploaded = (world(replace(config, models=models)) for models in ("queried", "uploaded"))
     for one in (queried, uploaded):
         for _ in range(3):
@@ -185,20 +185,21 @@ def test_releases_of_queried_and_uploaded_models(config: Any) -> None:
     ]
     further = {"batch norm distance"} if config is DENSER else set()
     assert released == [{"logits", "gradients", *further}, {"parameters"}]
-    steps = 3 * (2 if config is DENSER else 3)  # steps of G; with its batch and the perturbed one
+    # Queries: two steps of G; in Co-Boosting one step, one batch and its perturbed form.
+    steps = 3 * (2 if config is DENSER else 3)
     assert queried.side.queries["predict_logits"].times == steps
     numbers = [len({entry["number"] for entry in one.audit.entries()}) for one in (queried, uploaded)]
     assert numbers == [steps, 1]
 
 
-def test_models_are_not_uploaded_where_outputs_alone_may_leave() -> None:
+def test_outputs_only_policy_prevents_model_upload() -> None:
     for config in (DENSER, BOOSTING):
         with raises_refused("outputs_only: parameters"):
             world(replace(config, models="uploaded"), policy=PolicyConfig())
         world(config, policy=PolicyConfig())
 
 
-def test_a_model_without_parameters_is_not_uploaded() -> None:
+def test_model_without_parameters_is_not_uploaded() -> None:
     nodes = make_nodes([Predictor(lambda images: images[:, 0, 0, :3], TO)])
     setting = {"local": LocalConfig(), "architectures": small_world.kinds_of(nodes)}
     with raises_invalid("method.models", "uploaded", "queried"):
@@ -206,7 +207,7 @@ def test_a_model_without_parameters_is_not_uploaded() -> None:
 
 
 def test_weights_favor_nodes_that_recognize_the_inputs() -> None:
-    """A node whose answers are right gains, one that is wrong loses, both within 0..1."""
+    """The weight of a correct node increases, that of a wrong one decreases, both within 0..1."""
     one = world(replace(BOOSTING, mu=0.6), specs=("mlp:8",) * 2)
     y = torch.tensor([0, 1, 2, 1])
     right = 4.0 * F.one_hot(y, CLASSES).float()
@@ -246,9 +247,9 @@ def test_returning_node_without_counts_has_no_weight(models: Any) -> None:
 
     change_responses(here, respond)
     losses = [here.server.step()]
-    here.federation.excluded.pop("n1", None)  # it is back
+    here.federation.excluded.pop("n1", None)  # n1 returns
     losses.append(here.server.step())
-    alone = world(config)  # as if there were no n1
+    alone = world(config)  # a federation without n1
     alone.federation.link = LinkConfig(quorum=0.3)
     alone.federation.exclude("n1", "count_labels", "gone", may_rejoin=False)
     assert losses == [alone.server.step(), alone.server.step()]

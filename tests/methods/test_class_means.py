@@ -1,4 +1,4 @@
-"""FD, FedProto and FedTGP: what nodes tell of each class, what is made of it, what nodes learn from it."""
+"""FD, FedProto and FedTGP: class statistics of the nodes, their aggregation, and training with them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def test_fd_target_is_the_mean_of_other_holders() -> None:
-    """Node by node: no node's own mean is included, and of a label that only one holds there is none."""
+    """Excludes each node's own mean; the target is zero for a class that no other node has."""
     here = run(world(FD(rounds=3)), 1)
     F_sum, sent = here.server.state.F_sum, []
     for node in here.nodes:
@@ -65,22 +65,22 @@ def test_fd_target_is_the_mean_of_other_holders() -> None:
         for label in range(CLASSES):
             rest = [each[label] for at, each in enumerate(sent) if at != index and each[label] is not None]
             close(target[label], torch.stack(rest).mean(0) if rest else torch.zeros(CLASSES))
-    assert sent[0][2] is sent[1][2] is None  # so the third is alone with class 2
+    assert sent[0][2] is sent[1][2] is None  # only the third node has class 2
     assert not mean_of_others(F_sum, here.nodes[2].buffers("sent"), 1)[2].any()
-    # Who did not tell in the round before takes nothing away.
+    # A node that did not respond in the previous round subtracts nothing.
     close(mean_of_others(F_sum, here.nodes[2].buffers("sent"), 2)[2], sent[2][2])
 
 
 def test_fd_counts_holders_before_clipping_negative_noise() -> None:
     sent = {"F": torch.zeros(2, 2), "round": torch.tensor(-1)}
-    F_sum = torch.tensor([[0.9, -0.7], [1.4, -0.4]])  # 0.2 and 1.0 hold the labels
+    F_sum = torch.tensor([[0.9, -0.7], [1.4, -0.4]])  # classes held by 0.2 and 1.0 nodes
     close(mean_of_others(F_sum, sent, 1), torch.tensor([[0.0, 0.0], [1.4, 0.0]]))
 
 
-def test_fd_a_round_at_a_node_by_hand() -> None:
+def test_fd_round_at_a_node_by_hand() -> None:
     """phi(F, y) + gamma phi(F, F_hat), phi the cross-entropy, on the node's own batches."""
     config = FD(rounds=2, gamma=0.7)
-    here = run(world(config, specs=("mlp:8",) * 2, sizes=(4, 4)), 1)  # one batch a pass
+    here = run(world(config, specs=("mlp:8",) * 2, sizes=(4, 4)), 1)  # one batch per epoch
     node, F_sum = here.nodes[1], here.server.state.F_sum
     F_hat = mean_of_others(F_sum, node.buffers("sent"), 1)
     model = copy.deepcopy(node.model).requires_grad_()
@@ -97,7 +97,7 @@ def test_fd_a_round_at_a_node_by_hand() -> None:
     assert here.audit.traffic_totals()["by_kind"]["class scores"]["up"] == 2 * 2 * CLASSES**2 * 4
 
 
-def test_fd_response_is_not_the_buffer_that_the_next_round_changes() -> None:
+def test_fd_response_does_not_share_memory_with_next_round() -> None:
     config = FD(rounds=2)
     here = world(config, specs=("mlp:8",), sizes=(4,))
     view = NodeView(NodeGroup([here.nodes[0]]), here.side.setting)
@@ -108,11 +108,11 @@ def test_fd_response_is_not_the_buffer_that_the_next_round_changes() -> None:
     assert torch.equal(response, before)
 
 
-def test_fd_is_protected_by_noise_on_its_means_and_refused_where_steps_have_noise() -> None:
+def test_fd_supports_noise_on_means_and_refuses_dp_sgd() -> None:
     noisy = make_mechanism("noisy-outputs", outputs=OutputsConfig(noise=0.5, bound=1.0))
     budgets = Simulation(digits_world.setting("fd", {}, privacies=[noisy] * 3)).nodes[0].gate.budgets
     assert budgets is not None
-    # Each of ten rows of ten numbers moves by 2 at most, in each of two rounds.
+    # One record changes each of ten rows of ten numbers by at most 2, in each of two rounds.
     assert total_cost(budgets.mechanism.run_costs()) == {Event("laplace", 0.5 / (2 * 10)): 20}
     with raises_refused("privacy", "class scores"):
         Simulation(digits_world.setting("fd", {}, privacies=[make_mechanism("dp-sgd")] * 3))
@@ -125,7 +125,7 @@ def test_fd_is_protected_by_noise_on_its_means_and_refused_where_steps_have_nois
 def test_fedproto_prototype_is_the_count_weighted_mean(
     features: int,
 ) -> None:
-    """Over all records of a class, at any node: so it is Eq. 6 but for its first factor."""
+    """The mean is over all records of a class at all nodes, which is Eq. 6 without its first factor."""
     here = run(world(FedProto(rounds=2, features=features), specs=("mlp:8",) * 3), 1)
     sums, counts = torch.zeros(CLASSES, features or 8), torch.zeros(CLASSES)
     for node in here.nodes:
@@ -148,14 +148,14 @@ def test_fedproto_class_without_prototypes_keeps_its_last() -> None:
     close(C, torch.tensor([[1.5, 2.5], [5.0, 0.0], [9.0, 9.0]]))
 
 
-def test_fedproto_a_round_at_a_node_by_hand() -> None:
-    """The task's loss and lambda times the mean squared distance to the prototypes that there are."""
+def test_fedproto_round_at_a_node_by_hand() -> None:
+    """The loss is the task's plus lambda times the mean squared distance to the existing prototypes."""
     config = FedProto(rounds=1, lam=0.7)
     here = world(config, specs=("mlp:8",), sizes=(4,))
     node = here.nodes[0]
     node.data.targets.copy_(torch.tensor([0, 1, 1, 2]))
     C = torch.randn(CLASSES, 8, generator=torch.Generator().manual_seed(0))
-    C[1] = 0  # none yet
+    C[1] = 0  # no prototype yet
     model = copy.deepcopy(node.model).requires_grad_()
     optimizer = local_training.make_optimizer([*model.parameters()], LOCAL)
     for step in range(4):
@@ -178,7 +178,7 @@ def test_fedproto_requires_size_for_networks_with_different_features() -> None:
 
 @pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
 def test_prototypes_need_policy_by_name_and_no_mechanism(name: str) -> None:
-    """The mean of a class with one record is that record's features, which nothing bounds."""
+    """The mean of a class with one record is that record's features, which are unbounded."""
     with raises_refused("outputs_only: prototypes"):
         Simulation(digits_world.setting(name, {}, policies=[PolicyConfig()] * 3))
     Simulation(digits_world.setting(name, {}, policies=[PolicyConfig(kinds=("prototypes",))] * 3))
@@ -190,7 +190,7 @@ def test_prototypes_need_policy_by_name_and_no_mechanism(name: str) -> None:
 # --- FedTGP ------------------------------------------------------------------------------------------
 
 
-def test_fedtgp_the_loss_with_its_margin_by_hand() -> None:
+def test_fedtgp_loss_with_margin_by_hand() -> None:
     draw = torch.Generator().manual_seed(3)
     sent, c = torch.randn(7, P, generator=draw), torch.tensor([0, 1, 2, 2, 1, 0, 0])
     P_hat, delta = torch.randn(CLASSES, P, generator=draw), 1.3
@@ -203,10 +203,10 @@ def test_fedtgp_the_loss_with_its_margin_by_hand() -> None:
     close(contrastive_loss(sent, c, P_hat, torch.tensor(delta)), torch.stack(each).mean())
 
 
-def test_fedtgp_the_margin_is_the_largest_distance_of_two_classes_and_at_most_tau() -> None:
+def test_fedtgp_margin_is_largest_class_distance_up_to_tau() -> None:
     sent = torch.tensor([[[0.0, 0.0], [6.0, 0.0], [9.0, 9.0]], [[0.0, 2.0], [0.0, 0.0], [9.0, 9.0]]])
     held = torch.tensor([[True, True, False], [True, False, False]])
-    # Means: (0, 1) and (6, 0); nobody holds the third.
+    # Means: (0, 1) and (6, 0); no node has the third class.
     assert class_margin(sent, held, 100.0).item() == pytest.approx(37**0.5)
     assert class_margin(sent, held, 2.0).item() == 2.0
 

@@ -1,4 +1,4 @@
-"""Co-Dream against a plain batch of dreams."""
+"""Co-Dream compared with a plain implementation of a batch of dreams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = CoDream(
     dream_lr=0.3,
     bn=0.2,
     adversary=0.7,
-    student=ReplayTraining(steps=1, batch=100),  # a batch is all that is remembered
+    student=ReplayTraining(steps=1, batch=100),  # one batch has all of the memory
 )
 SPECS = ("resnet8:4", "mlp:8", "resnet8:4")
 
@@ -44,7 +44,7 @@ def entropy(p: torch.Tensor) -> torch.Tensor:
 
 
 def test_batch_of_dreams_equals_plain_implementation() -> None:
-    """Each node's own loss, its gradient, their mean, a step of Adam, pixels kept in 0..1; then labels."""
+    """Gradients of each node's loss, their mean, Adam steps with pixels clamped to 0..1; then soft labels."""
     one, start = world(), world()
     losses = one.server.step()
     f = [copy.deepcopy(node.model).eval().requires_grad_(False) for node in start.nodes]
@@ -64,7 +64,7 @@ def test_batch_of_dreams_equals_plain_implementation() -> None:
         adam.step()
         with torch.no_grad():
             x.clamp_(-2, 2)  # (0 - 0.5) / 0.25 to (1 - 0.5) / 0.25
-    assert x.abs().max() == 2, "some would have left the range of pixels"
+    assert x.abs().max() == 2, "some values are clipped to the pixel range"
     means = (sum(terms) / 3).tolist()
     y = sum(f_k(x) for f_k in f) / 3
     L_S = F.kl_div(S(x.detach()).log_softmax(1), y.detach().softmax(1), reduction="batchmean")
@@ -79,10 +79,10 @@ def test_batch_of_dreams_equals_plain_implementation() -> None:
 
 @pytest.mark.parametrize(("bn", "more"), [(0.2, {"batch norm distance"}), (0.0, set())])
 def test_releases_are_responses_and_gradients(bn: float, more: set[str]) -> None:
-    """And, where batch norm counts, one number for each batch."""
+    """With batch norm statistics, also one number for each batch."""
     one = world(replace(SMALL, bn=bn))
     one.server.step()
     up = [entry["up"] for entry in one.audit.entries()]
     assert {kind for each in up for kind in each} == {"logits", "gradients", *more}
     assert all(each.get("batch norm distance", 4) == 4 for each in up)
-    assert one.federation.number == 4, "three steps and the labels"
+    assert one.federation.number == 4, "three steps and the label query"

@@ -1,4 +1,4 @@
-"""Sums of columns: by hand, no further moved than is paid for, let out by name, and what scales follow."""
+"""Column sums by hand, with their charged sensitivity, release by policy, and the resulting scales."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rows(cells: dict[str, list[Any]], schema: TableSchema = SCHEMA) -> TensorDat
 
 
 def column_sums_query(schema: TableSchema = SCHEMA) -> tuple[Query, Any]:
-    """The query, and its setting at a node."""
+    """Return the query, and a node's setting."""
     at = SimpleNamespace(task=TASK, schema=schema, secure_aggregation=False)
     (query,) = ColumnSums().queries(at)
     return query, at
@@ -67,7 +67,7 @@ def sums_of(data: TensorData) -> torch.Tensor:
 
 
 def test_sums_by_hand() -> None:
-    # Age: -0.5, 0.5, 0, -0.8. Dose, of the three that have one: 1, -0.5, 0.
+    # Age: -0.5, 0.5, 0, -0.8. Dose of the three rows that have one: 1, -0.5, 0.
     assert sums_of(rows(CELLS)).tolist() == pytest.approx([4, -0.8, 1.14, 3, 0.5, 1.25])
 
 
@@ -82,8 +82,9 @@ def test_one_record_changes_sums_within_the_charged_sensitivity(seed: int, count
     rule = made.rule(query, "moments")
     x = torch.rand(count, 5, generator=torch.Generator().manual_seed(seed)) * 2 - 1
     x[:, 1:3] = x[:, 1:3].sign().clamp(0)
-    x[:group] = torch.tensor([1.0, 1, 0, -1, 0])  # what moves all sums as far as can be
-    x[-1] = torch.tensor([1e9, 1, 0, math.inf, 0])  # what no check has seen moves them no further
+    x[:group] = torch.tensor([1.0, 1, 0, -1, 0])  # changes all sums as much as possible
+    # invalid values that no check has seen change them no more
+    x[-1] = torch.tensor([1e9, 1, 0, math.inf, 0])
     y = torch.zeros(count)
     before = sums_of(TensorData(x, y))
     shape = tuple(before.shape)
@@ -95,7 +96,7 @@ def test_one_record_changes_sums_within_the_charged_sensitivity(seed: int, count
     assert (rule.bound(before) - rule.bound(sums_of(TensorData(x[group:], y[group:])))).norm().item() == (
         pytest.approx(group * math.sqrt(6))
     )
-    # Noise on each of 6 numbers: 3 sqrt(6), which is 3 times what one record moves, and 3/group a group.
+    # Noise on each of 6 numbers: 3 sqrt(6), three times the change by one record; 3/group for a group.
     ones = SimpleNamespace(normal=lambda shape: torch.ones(shape, dtype=torch.float64))
     assert (rule.noise(before, ones) - before).tolist() == pytest.approx([3 * math.sqrt(6)] * 6, abs=1e-4)
     assert rule.cost(shape) == {Event("gaussian", 3.0 / group): 1}
@@ -114,12 +115,12 @@ def test_scales_by_hand() -> None:
         pytest.approx((2.4, 5.6)),
         (),
     ]
-    assert schema_with_scales(SCHEMA, exact, 0.0, 20.0).columns[0].scale == (), "never beyond the range"
-    # Noise of 2: means of 100 are off by 0.04, so 2 sqrt(0.01 + 0.04) + 0.04 to both sides.
+    assert schema_with_scales(SCHEMA, exact, 0.0, 20.0).columns[0].scale == (), "scales stay within the range"
+    # Noise of 2: means of 100 rows are off by 0.04, so 2 sqrt(0.01 + 0.04) + 0.04 on both sides.
     low, high = schema_with_scales(SCHEMA, exact, 2.0, 2.0).columns[0].scale
     reach = 2 * math.sqrt(0.05) + 0.04
     assert (low, high) == pytest.approx((100 * (0.5 - reach), 100 * (0.5 + reach)))
-    # Of noise as large as the sums no scale can be computed: the ranges stay.
+    # Noise as large as the sums: no scale can be computed, so the ranges stay.
     assert schema_with_scales(SCHEMA, [20.0, 90.0, -7.0, -3.0, 60.0, 0.5], 40.0, 3.0) == SCHEMA
 
 
@@ -149,10 +150,10 @@ def test_run_writes_schema_with_scales_and_logs_the_charge(tmp_path: Path) -> No
     assert {entry["query"] for entry in entries} == {"sum_columns"}
     log.close()
     made = table_data.read_schema(tmp_path / "schema.toml")
-    # Ages of both: -0.8 in all and squares of 1.14, over 8 rows.
+    # Ages of both nodes: the sum is -0.8, the sum of squares 1.14, over 8 rows.
     reach = 3 * math.sqrt(1.14 / 8 - 0.01)
     assert made.columns[0].scale == pytest.approx((0.0, 100 * (0.9 + reach)), abs=1e-2)
-    # A value beyond a scale is taken as its end; what is outside of the range is refused still.
+    # A value beyond a scale is clipped to it; a value outside of the range is still refused.
     scale = made.columns[0].scale[1]
     assert rows({**CELLS, "age": [0, scale, 200, scale / 2]}, made).inputs[:, 0].tolist() == pytest.approx(
         [-1, 1, 1, 0]
@@ -173,7 +174,7 @@ def test_requires_schema() -> None:
 
 
 def test_long_sums_change_by_one_row_at_most() -> None:
-    """In float32 a sum of three million would move by a quarter at a time."""
+    """In float32, a sum of three million would change in steps of a quarter."""
     x = torch.full((3_000_000, 1), 0.9)
     schema = TableSchema("ill", (AGE, ILL))
     with_one, without = compute_column_sums(x, schema), compute_column_sums(x[1:], schema)

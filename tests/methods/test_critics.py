@@ -1,4 +1,4 @@
-"""Critics: their inputs, training and responses, also where images are generated from maps."""
+"""Critics: their inputs, training and responses, also for images generated from maps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAPS = torch.randint(3, (4, 16, 16), generator=torch.Generator().manual_seed(2),
 
 
 def prepare(config: Any, node: Node, task: Any = TASK) -> NodeView:
-    """View of a node that the method has prepared."""
+    """Return the view of a node that the method has prepared."""
     view_of_it = view(node, task)
     config.prepare(node, view_of_it.setting)
     return view_of_it
@@ -46,12 +46,12 @@ def setting_of(features: Any) -> NodeSetting:
     return view(world().nodes[0], features=features).setting
 
 
-def test_only_the_owner_of_a_map_returns_the_difference() -> None:
+def test_only_owner_of_map_returns_difference() -> None:
     features = vgg()
     config = changed(FIOD, generator={"pixel": 2.0, "perceptual": 3.0})
     one = world(config, features=features)
     a, b = one.nodes[:2]
-    # Two maps of a (the second turned by pose 3), one of b, one that no node sent.
+    # Two maps of a (the second in pose 3), one of b, and one that no node sent.
     source = torch.tensor(
         [[owner_id("n0"), 1, 0], [owner_id("n0"), 4, 3], [owner_id("n1"), 0, 0], [owner_id("n0"), 99, 0]]
     )
@@ -74,13 +74,13 @@ def test_only_the_owner_of_a_map_returns_the_difference() -> None:
     torch.testing.assert_close(difference, expected, rtol=1e-4, atol=1e-6)
     assert (expected[0, :2] > 0.01).all()
     assert expected[1, 2] > 0.01
-    (slope,) = torch.autograd.grad(difference.sum(), x)
-    assert slope[0, 0].abs().sum() > 0
-    assert slope[0, 3].abs().sum() == 0 == slope[1, 0].abs().sum()
+    (gradient,) = torch.autograd.grad(difference.sum(), x)
+    assert gradient[0, 0].abs().sum() > 0
+    assert gradient[0, 3].abs().sum() == 0 == gradient[1, 0].abs().sum()
 
 
 @pytest.mark.parametrize("config", [FIOD, ASYN])
-def test_a_query_with_too_few_maps_is_refused(config: Any) -> None:
+def test_query_with_too_few_maps_is_refused(config: Any) -> None:
     node = view(world(config).nodes[0])
     ask = config.predict_logits if config is FIOD else config.score_with_critic
     with raises_invalid("shape of maps", (3, 16, 16), "each of 4"):
@@ -98,7 +98,7 @@ def test_critics_see_whole_images_in_reconstruction() -> None:
     assert not torch.equal(real[:, 2:], batch.inputs)
 
 
-def test_a_critic_of_pairs_learns_privately() -> None:
+def test_paired_critic_trains_privately() -> None:
     one = world(specs=("unet:2",))
     node = one.nodes[0]
     node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded_sampler, 0))}
@@ -134,11 +134,11 @@ def test_patchgan_needs_large_enough_images() -> None:
 
 @pytest.mark.parametrize("how", ["plain", "captured", "private"])
 def test_critic_learning_rate_follows_cosine_after_resume(how: str) -> None:
-    """Also where the rates are set before a step, which is captured."""
+    """Also with captured steps, where rates are set before each step."""
     config = changed(FIOD, pretrain=2, steps=3, critic={"lr": 0.01, "schedule": "cosine"})
     nodes, rates = world(config, specs=("unet:2",) * 2).nodes, []
     for number in range(5):
-        if number == 3:  # stopped and resumed
+        if number == 3:  # stop and resume
             node, first = world(config, specs=("unet:2",) * 2).nodes[1], nodes[1]
             node.load_state_dict(first.state_dict())
             nodes = [node]
@@ -156,7 +156,7 @@ def test_critic_learning_rate_follows_cosine_after_resume(how: str) -> None:
         assert actual == pytest.approx([rate] * len(actual))
 
 
-def test_asyndgans_critics_learn_while_the_generator_does() -> None:
+def test_asyndgan_trains_critics_with_generator() -> None:
     config: AsynDGAN = changed(ASYN, steps=7, student={"steps": 9}, critic={"lr": 0.01, "schedule": "cosine"})
     node, rates = world(config).nodes[0], []
     for _ in range(7):

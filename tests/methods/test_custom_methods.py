@@ -35,7 +35,7 @@ from tests.support.errors import raises_invalid
 
 @dataclass(frozen=True, kw_only=True)
 class Idle(Method):
-    """Asks nothing."""
+    """A method without queries."""
 
     title: ClassVar[str] = "Idle"
     initial_training: ClassVar[None] = None
@@ -45,7 +45,7 @@ class Idle(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Keeps(Idle):
-    """Keeps what a test gives it."""
+    """A method whose state is set by a test."""
 
     def init_state(self, server: Server) -> Any:
         return KEPT.pop()
@@ -93,7 +93,7 @@ def test_accepts_state_that_can_be_saved() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Hasty(Idle):
-    """Queries before its first step, when nodes have not trained and nothing is charged for it."""
+    """Queries in init_state, before nodes are trained and charged for it."""
 
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
         yield count_labels_query(setting)
@@ -109,8 +109,8 @@ def test_rejects_query_in_init_state() -> None:
 
 
 @pytest.mark.parametrize("rounds", [0, -3])
-def test_a_method_without_a_round_is_refused(rounds: int) -> None:
-    """Its type says no range, and its student would be called trained."""
+def test_method_without_rounds_is_refused(rounds: int) -> None:
+    """The field has no range, and a student without a round would count as trained."""
     with pytest.raises(ArgumentError, match=rf"invalid method.rounds = {rounds} \(expected 1 or more"):
         build_simulation(config(Idle(rounds=rounds)))
 
@@ -123,7 +123,7 @@ def test_comparison_labels_custom_method_by_class() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Asks(Idle):
-    """Cannot be had without an option."""
+    """A method with a required option."""
 
     strength: float
 
@@ -135,7 +135,7 @@ def test_rejects_options_without_defaults() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Posing(Idle):
-    """Says that it is another."""
+    """A method with an option called ``name``."""
 
     name: str = "fedavg"
 
@@ -146,7 +146,7 @@ def test_rejects_option_called_name() -> None:
     assert Posing().registered_name == f"{__name__}:Posing"
 
 
-def test_false_module_name_does_not_make_a_builtin() -> None:
+def test_false_module_name_does_not_make_method_built_in() -> None:
     posing: Any = type("FedAvg", (Idle,), {"__module__": FedAvg.__module__, "__qualname__": "FedAvg"})
     assert posing().registered_name != "fedavg"
     assert posing().registered_name not in METHODS.builtin
@@ -159,7 +159,7 @@ def _return_records(self: Any, node: NodeView, rows: torch.Tensor, view: int, z_
 
 @dataclass(frozen=True, kw_only=True)
 class Renamed(FedKD):
-    """Override whose function has another name."""
+    """An override whose function has another name."""
 
     levels: int = 0
     predict = _return_records
@@ -180,7 +180,7 @@ def test_function_without_name_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [FedKD, FedAD])
 def test_student_without_epochs_is_refused(kind: type[FedKD | FedAD]) -> None:
-    """It would be called trained, and no node would be queried."""
+    """The student would count as trained, and no node would be queried."""
     with raises_invalid("method.student.epochs", 0, "1 or more"):
         kind(student=StudentTraining(epochs=0))
 

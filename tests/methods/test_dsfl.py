@@ -1,4 +1,4 @@
-"""DS-FL: how labels of public data are aggregated, sent, kept and learned from."""
+"""DS-FL: aggregation, transfer and caching of labels for public data, and training with them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def world(config: DSFL, *, specs: Sequence[str] = MIXED) -> World:
 
 
 def record_queries(here: World) -> list[tuple[str, dict[str, torch.Tensor], Any]]:
-    """Record queries and responses from now on."""
+    """Record all further queries and responses."""
     log = []
 
     def record(query: str, nodes: Any, sent: Any, response: Any) -> Any:
@@ -59,8 +59,8 @@ def record_queries(here: World) -> list[tuple[str, dict[str, torch.Tensor], Any]
 
 
 @pytest.mark.parametrize(("T", "beta"), [(0.1, 0.0), (0.5, 0.0), (0.1, 1.0), (0.1, 2.5)])
-def test_labels_are_the_sharpened_mean_of_the_nodes_distributions(T: float, beta: float) -> None:
-    """Number by number: the mean of softmaxes, then a softmax at temperature T, or the power of beta."""
+def test_labels_are_sharpened_mean_of_node_distributions(T: float, beta: float) -> None:
+    """The mean of softmaxes, then a softmax at temperature T or a power of beta, one number at a time."""
     here = world(replace(CONFIG, T=T, beta=beta))
     log = record_queries(here)
     here.server.step()
@@ -87,7 +87,7 @@ def test_weights_by_class_counts() -> None:
 
 
 def test_distillation_at_a_node_by_hand() -> None:
-    """Cross-entropy to the labels, in the node's own order, by a new Adam."""
+    """Cross-entropy with the labels, in the node's own order, with a new Adam."""
     here = world(replace(CONFIG, rounds=1), specs=("mlp:8",))
     node = here.nodes[0]
     rows = torch.arange(N, dtype=torch.int32)
@@ -124,12 +124,12 @@ def test_label_is_queried_again_only_after_cache_rounds() -> None:
         assert all(since[row] + 2 >= t for row in cached)
         since |= dict.fromkeys(new, t)
     assert here.server.state.since.tolist() == [since.get(row, -1) for row in range(N)]
-    for node in here.nodes:  # and everybody has the same ones
+    for node in here.nodes:  # all nodes have the same labels
         assert torch.equal(node.buffers("labels")["t_g"], here.server.state.t_g)
 
 
 def test_cached_labels_are_free_and_unchanged() -> None:
-    """All public data each time: from the second round on nobody is asked about anything."""
+    """With all public data in each round, nodes are not queried for labels after the first."""
     cached, plain = run(world(replace(ALL, cache_rounds=3))), world(ALL)
     first = record_queries(plain)
     run(plain)

@@ -1,4 +1,4 @@
-"""Faults in what a method sends are refused before any node computes, and blamed on the server."""
+"""Faulty tensors of a method are refused before any node computes, and attributed to the server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.bright_rows import SHAPE, few
 from tests.support.request_handlers import respond
 from tests.support.small_world import make_nodes
 
-CALLS: list[str] = []  # nodes that computed
+CALLS: list[str] = []  # nodes that have computed
 SOUND = {
     "x": torch.zeros(4, *SHAPE),
     "consensus": torch.zeros(4, 3),
@@ -85,7 +85,7 @@ def run(method: Faulty, **changes: Any) -> None:
 
 @pytest.mark.parametrize("quorum", [0.5, 1.0])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_the_method_are_blamed_on_the_server(fault: str, quorum: float) -> None:
+def test_faults_of_a_method_are_server_errors(fault: str, quorum: float) -> None:
     CALLS.clear()
     with pytest.raises(DataError, match=f"the server sent .*{re.escape(FAULTS[fault][2])}") as caught:
         run(Faulty(fault=fault), link=fedstill.LinkConfig(quorum=quorum))
@@ -93,15 +93,15 @@ def test_faults_of_the_method_are_blamed_on_the_server(fault: str, quorum: float
     assert CALLS == []
 
 
-def test_sound_tensors_are_accepted() -> None:
+def test_valid_tensors_are_accepted() -> None:
     CALLS.clear()
     run(Faulty())
     assert CALLS == ["node-0", "node-1"]
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if "not finite" not in FAULTS[fault][2]])
-def test_node_refuses_faulty_forms_before_it_computes(fault: str) -> None:
-    """A server that does not check what it sends."""
+def test_node_refuses_invalid_tensors_before_computation(fault: str) -> None:
+    """For servers that do not check what they send."""
     CALLS.clear()
     nodes = make_nodes([build("mlp:4", SHAPE, 3, 0)])
     nodes[0].gate.output_shape = (3,)

@@ -1,4 +1,4 @@
-"""FedMD-CG, FedCG and FedGEN: steps at the nodes and distillation against plain loops, and what crosses.
+"""FedMD-CG, FedCG and FedGEN: local steps and distillation compared with plain loops, and releases.
 
 Engines, stops and refusals: test_all_methods.py.
 """
@@ -44,7 +44,16 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.node_side import NodeSetting
 from tests.support import small_world
-from tests.support.small_world import CLASSES, SEED, TASK, World, in_training, made, make_nodes, same_slopes
+from tests.support.small_world import (
+    CLASSES,
+    SEED,
+    TASK,
+    World,
+    assert_close_gradients,
+    in_training,
+    made,
+    make_nodes,
+)
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -67,12 +76,12 @@ def nodes_of(count: int = 2, spec: str = "lenet5:3") -> list[Node]:
     for node in nodes:
         with torch.no_grad():
             for w in node.model.head.parameters():
-                w.mul_(4)  # so that predictions differ, and the directions of their divergences too
+                w.mul_(4)  # so that predictions and the directions of their divergences differ
     return nodes
 
 
 def prepared(config: Method) -> Node:
-    """A node with what it trains, outside a federation."""
+    """Return a node with its trainable modules, outside a federation."""
     nodes = nodes_of()
     for node in nodes:
         config.node_side(SETTING).prepare(node)
@@ -99,7 +108,7 @@ def received(config: Any, node: Node, t: int = 1) -> GlobalGenerator:
 
 
 def stepped(node: Node, roles: tuple[str, ...], train_step: NodeTrainStep) -> float:
-    """The loss that a step on four of a node's own examples is said to have."""
+    """Return the reported loss of a step on four of a node's examples."""
     x, y = batch(node)
     return train_step(in_training(node, SETTING, *roles), 0, x, y).item()
 
@@ -109,7 +118,7 @@ def batch(node: Node) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def slow_kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """KL(p || q) of rows of probabilities, summed up element by element; its mean over the rows."""
+    """Return KL(p || q) of rows of probabilities, summed element by element; the mean over rows."""
     each = [
         p[row, c] * (p[row, c].log() - q[row, c].log()) for row in range(len(p)) for c in range(p.shape[1])
     ]
@@ -124,8 +133,8 @@ def slow_divergence(config: FedMDCG, student: torch.Tensor, teacher: torch.Tenso
 # --- a step of a node's model --------------------------------------------------------------------
 
 
-def test_a_divergence_by_hand() -> None:
-    # Odds of 1:1 against 4:1, at temperature 2 against 2:1.
+def test_divergence_by_hand() -> None:
+    # Odds of 1:1 and 4:1; at temperature 2 the latter are 2:1.
     student, teacher = torch.tensor([0.0, 0.0]), torch.tensor([math.log(4.0), 0.0])
     one, two = replace(MDCG, temperature=1.0), replace(MDCG, temperature=2.0)
     by_hand = [
@@ -153,7 +162,7 @@ def test_a_divergence_by_hand() -> None:
         {"lambda1": 0.0, "lambda2": 0.0},
     ],
 )
-def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
+def test_stage_a_of_fedmd_cg_minimizes_eq_4(changes: dict[str, Any]) -> None:
     config = replace(MDCG, **changes)
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
@@ -168,14 +177,14 @@ def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
         transfer = transfer + config.lambda3 * slow_divergence(config, D(f), D(f_hat).detach())  # Eq. 2
     imagined = D(G(append_one_hot(z_hat, y_hat, CLASSES)).detach())
     transfer = transfer + config.lambda1 * F.cross_entropy(imagined, y_hat)  # Eq. 3
-    # Round 1 is the last of 2, half of the way in 3, a quarter in 5: 1, 1/2^3, 1/4^2.
+    # Round 1 is the last of 2, halfway in 3, at a quarter in 5: 1, 1/2^3, 1/4^2.
     share = {(3, 3.0): 1 / 8, (5, 2.0): 1 / 16}.get((config.rounds, config.ramp), 1.0)
     plain = plain + share * transfer
     plain.backward()
     G_sent = received(config, node)
     loss = stepped(node, ("model",), partial(config.model_step, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
-    same_slopes(node.model, model)
+    assert_close_gradients(node.model, model)
 
 
 def plain_step(node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -193,7 +202,7 @@ def test_stage_a_is_plain_training_in_the_first_round() -> None:
     assert torch.equal(to_vector(one.model), to_vector(other.model))
 
 
-def test_fedcgs_model_descends_cross_entropy_and_gamma_times_the_distance() -> None:
+def test_fedcg_model_minimizes_cross_entropy_plus_gamma_times_distance() -> None:
     config = replace(CG, gamma=0.6 / gamma_share(1, CG.rounds))
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
@@ -205,12 +214,12 @@ def test_fedcgs_model_descends_cross_entropy_and_gamma_times_the_distance() -> N
     G_sent = received(config, node)
     loss = stepped(node, ("model",), partial(config.model_step, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
-    same_slopes(node.model, model)
+    assert_close_gradients(node.model, model)
 
 
 @pytest.mark.parametrize(("beta", "decay"), [(0.0, 1.0), (0.7, 0.9)])
-def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> None:
-    """On its data, on features of labels from all nodes, and towards what G gives of its own labels."""
+def test_fedgen_model_minimizes_its_three_losses(beta: float, decay: float) -> None:
+    """Losses on its data, on features for labels of all nodes, and towards G's output for its own labels."""
     config = replace(GEN, alpha=0.3, beta=beta, decay=decay)
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
@@ -230,7 +239,7 @@ def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> N
     G_sent = received(config, node, 2)
     loss = stepped(node, ("model",), partial(config.train_step, G_sent))
     assert loss == pytest.approx(plain.item(), rel=1e-5)
-    same_slopes(node.model, model)
+    assert_close_gradients(node.model, model)
 
 
 # --- a step of a node's generator ----------------------------------------------------------------
@@ -239,7 +248,7 @@ def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> N
 @pytest.mark.parametrize(
     "changes", [*({"diversity": form} for form in ("none", "div0", "div1", "div2")), PRINTED]
 )
-def test_stage_b_of_fedmd_cg_descends_eq_9(changes: dict[str, Any]) -> None:
+def test_stage_b_of_fedmd_cg_minimizes_eq_9(changes: dict[str, Any]) -> None:
     config = replace(MDCG, **changes)
     form = config.diversity
     node = prepared(config)
@@ -255,7 +264,7 @@ def test_stage_b_of_fedmd_cg_descends_eq_9(changes: dict[str, Any]) -> None:
     plain.backward()
     loss = stepped(node, ("generator",), partial(config.generator_step, 1))
     assert loss == pytest.approx(plain.item(), rel=1e-4)
-    same_slopes(node.modules["generator"], G, atol=1e-5)
+    assert_close_gradients(node.modules["generator"], G, atol=1e-5)
     assert torch.equal(to_vector(node.model), before)
 
 
@@ -271,25 +280,25 @@ def test_fedcg_trains_critic_and_generator_with_fixed_model() -> None:
     adam = torch.optim.Adam(critic.parameters(), CG.generator_lr, betas=(0.5, 0.999))
     L_D.backward()
     adam.step()
-    L_G = bce(critic(fake), torch.ones(4, 1))  # it would be called real
+    L_G = bce(critic(fake), torch.ones(4, 1))  # generated features are classified as real
     L_G.backward()
     loss = stepped(node, ("generator", "critic"), partial(CG.generator_step, 1))
     assert loss == pytest.approx((L_D + L_G).item(), rel=1e-4)
     torch.testing.assert_close(to_vector(node.modules["critic"]), to_vector(critic), rtol=1e-4, atol=1e-6)
-    same_slopes(node.modules["generator"], G)
+    assert_close_gradients(node.modules["generator"], G)
     assert torch.equal(to_vector(node.model), before)
 
 
-def test_batches_of_one_cannot_be_normalized() -> None:
+def test_rejects_local_batch_of_one() -> None:
     with pytest.raises(ArgumentError, match=r"nodes\.local\.batch = 1"):
         served(MDCG, local=replace(LOCAL, batch=1))
 
 
-# --- what crosses --------------------------------------------------------------------------------
+# --- releases ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [MDCG, CG, GEN, replace(GEN, shares="model")], ids=lambda one: one.title)
-def test_the_extractor_is_in_no_message(method: Any) -> None:
+def test_messages_never_contain_extractor(method: Any) -> None:
     here = small_world.run(served(method))
     model = here.nodes[0].model
     head, generator = to_vector(model.head).numel(), to_vector(here.server.state.G).numel()
@@ -306,14 +315,14 @@ def test_the_extractor_is_in_no_message(method: Any) -> None:
     }
 
 
-def test_the_head_is_replaced_and_extractor_and_generator_are_not() -> None:
+def test_nodes_receive_head_and_keep_extractor_and_generator() -> None:
     config, nodes = replace(MDCG, aggregation="ave", generator_lr=0.0), nodes_of()
-    here = served(config, nodes, replace(LOCAL, lr=0.0, lr_end=0.0))  # nothing moves but what is sent
+    here = served(config, nodes, replace(LOCAL, lr=0.0, lr_end=0.0))  # only received weights change
     server, student = here.server, here.server.student
     before = [to_vector(node.modules["generator"]) for node in nodes]
     server.step()
     for node, old in zip(nodes, before, strict=True):
-        # All begin as the student does; its head has been averaged since, over equal ones.
+        # All nodes have the student's initial weights; averaging equal heads changed nothing.
         torch.testing.assert_close(to_vector(node.model), to_vector(student))
         assert not torch.equal(to_vector(node.modules["generator"]), old)
     with torch.no_grad():
@@ -324,7 +333,7 @@ def test_the_head_is_replaced_and_extractor_and_generator_are_not() -> None:
     for node, extractor in zip(nodes, extractors, strict=True):
         assert torch.equal(to_vector(node.model.head), marked)
         assert torch.equal(to_vector(node.model.extractor), extractor)
-        assert not node.modules["generator"].get_parameter("1.bias").any()  # 1 in the global one
+        assert not node.modules["generator"].get_parameter("1.bias").any()  # the global one has 1
 
 
 def test_fedgen_averages_whole_models() -> None:
@@ -337,11 +346,11 @@ def test_fedgen_averages_whole_models() -> None:
     torch.testing.assert_close(to_vector(here.server.student.extractor), mean)
 
 
-# --- at the server, against plain loops ----------------------------------------------------------
+# --- at the server, compared with plain loops ----------------------------------------------------
 
 
 def networks(nodes: int) -> tuple[FeatureGenerator, nn.Linear, UploadedGenerators]:
-    """Unlike generators and heads, with running statistics of their own."""
+    """Return different generators and heads, each with its own running statistics."""
     torch.manual_seed(0)
     G, D = FeatureGenerator(4, CLASSES, 5, 6), nn.Linear(5, CLASSES)
     generators, heads = [], []
@@ -350,7 +359,7 @@ def networks(nodes: int) -> tuple[FeatureGenerator, nn.Linear, UploadedGenerator
         with torch.no_grad():
             head.weight.mul_(3)
             for _ in range(5):
-                mine(torch.randn(16, 4 + CLASSES))  # moves the running statistics
+                mine(torch.randn(16, 4 + CLASSES))  # changes the running statistics
         generators.append(to_vector(mine))
         heads.append(to_vector(head))
     return G.eval(), D, UploadedGenerators(G, D, torch.stack(generators), torch.stack(heads))
@@ -383,7 +392,7 @@ def test_eq_10_to_12_against_a_loop_over_nodes_and_examples(config: FedMDCG) -> 
     assert losses.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_fedcgs_distillation_against_a_loop() -> None:
+def test_fedcg_distillation_against_a_loop() -> None:
     G, D, uploads = networks(3)
     c, _ = noise_and_labels()
     pi, teacher = [0.2, 0.3, 0.5], torch.zeros(6, CLASSES)
@@ -396,7 +405,7 @@ def test_fedcgs_distillation_against_a_loop() -> None:
     )
 
 
-def test_only_the_global_networks_learn_and_each_where_the_paper_says() -> None:
+def test_each_loss_trains_its_global_networks_only() -> None:
     G, D, uploads = networks(2)
     c, y = noise_and_labels()
 
@@ -416,7 +425,7 @@ def test_only_the_global_networks_learn_and_each_where_the_paper_says() -> None:
 
 @pytest.mark.parametrize("aggregation", ["kdc", "kd"])
 def test_one_node_has_nothing_to_distill(aggregation: Any) -> None:
-    # One step at the server: its loss is that of the averages, before they are moved.
+    # One step at the server: its loss is that of the averages, before they change.
     config = replace(MDCG, server=replace(MDCG.server, steps=1), aggregation=aggregation)
     here = served(config, nodes_of(1))
     for _ in range(2):
@@ -437,7 +446,7 @@ def test_averages_are_weighted_by_data_and_include_buffers() -> None:
     assert generators[0].state_dict()["1.running_mean"].abs().sum() > 0
 
 
-def test_consistency_is_the_cross_entropy_of_local_heads_on_local_generators() -> None:
+def test_consistency_is_cross_entropy_of_local_heads_on_local_generators() -> None:
     here = served(replace(MDCG, aggregation="ave"), nodes_of(3))
     consistency = here.server.step()["consistency"]
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])
@@ -452,7 +461,7 @@ def test_consistency_is_the_cross_entropy_of_local_heads_on_local_generators() -
 
 
 @pytest.mark.parametrize("shares", ["head", "model"])
-def test_fedgens_generator_loss_against_a_loop(shares: Any) -> None:
+def test_fedgen_generator_loss_against_a_loop(shares: Any) -> None:
     nodes, config = nodes_of(), replace(GEN, shares=shares)
     server = served(config, nodes).server
     server.step()
@@ -462,7 +471,7 @@ def test_fedgens_generator_loss_against_a_loop(shares: Any) -> None:
     z, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 2, 1, 0])
     expected = 0.0
     with torch.no_grad():
-        f = G(append_one_hot(z, y, CLASSES))  # evaluated as sent
+        f = G(append_one_hot(z, y, CLASSES))  # in eval mode, as sent
         for b in range(6):
             share = counts[:, y[b]] / counts[:, y[b]].sum()
             logits = share[0] * nodes[0].model.head(f[b]) + share[1] * nodes[1].model.head(f[b])
@@ -472,7 +481,7 @@ def test_fedgens_generator_loss_against_a_loop(shares: Any) -> None:
     assert losses[1].item() == pytest.approx(diversity_loss("div0", f, z, y).item(), rel=1e-5)
 
 
-def test_only_fedgens_generator_learns_at_the_server() -> None:
+def test_fedgen_server_trains_only_the_generator() -> None:
     nodes = nodes_of()
     server = served(GEN, nodes).server
     first = server.step()
@@ -484,26 +493,26 @@ def test_only_fedgens_generator_learns_at_the_server() -> None:
     assert losses[-1] < 0.5 * first["generator"]
     assert torch.equal(student, to_vector(server.student))
     assert all(torch.equal(*each) for each in zip(heads, map(to_vector, uploads.modules), strict=True))
-    assert not server.state.G.training  # sent, and listened to, with its running statistics
+    assert not server.state.G.training  # used with its running statistics, as sent
 
 
 # --- diversity, by hand on a batch of three ------------------------------------------------------
 
-# Three outputs, their noise and labels 0, 0, 1. Distances: of f 5, 10 and 5 tenths; of z 1, 4 and 5.
+# Three outputs, their noise and labels 0, 0, 1. Distances: of f 0.5, 1.0 and 0.5; of z 1, 4 and 5.
 OUTPUTS = torch.tensor([[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]]) / 10
 Z = torch.tensor([[0.0], [1.0], [-4.0]])
 Y = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
 PAIRS = ((0.5, 1.0, 0), (1.0, 4.0, 1), (0.5, 5.0, 1))  # ||f_j - f_k||, ||z_j - z_k||, labels differ
 WEIGHTS = {
     "div0": lambda z, other: z,
-    "div1": lambda z, other: math.sqrt(z**2 + 2 * other),  # one-hot labels that differ are sqrt 2 apart
+    "div1": lambda z, other: math.sqrt(z**2 + 2 * other),  # different one-hot labels have distance sqrt 2
     "div2": lambda z, other: z * (math.e**2 if other else 1.0),
 }
 
 
 @pytest.mark.parametrize("form", WEIGHTS)
 def test_diversity_is_eq_7_l_div_1_and_eq_8(form: Any) -> None:
-    # Each pair both ways, and three of no distance; f has 2 values.
+    # Each pair in both orders, and three of distance 0; f has 2 values.
     exponent = sum(-2 * f * WEIGHTS[form](z, other) for f, z, other in PAIRS) / 9 / math.sqrt(2)
     value = diversity_loss(form, OUTPUTS, Z, Y).item()
     assert value == pytest.approx(math.exp(exponent), rel=1e-5)

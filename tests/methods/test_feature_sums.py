@@ -1,4 +1,4 @@
-"""Sums of features: by hand, and no further moved by an example than is charged."""
+"""Feature sums by hand, and their charged sensitivity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Y = torch.tensor([0, 2, 2])
 
 @pytest.mark.parametrize("clip", [math.inf, 10.0])
 @pytest.mark.parametrize("products", PRODUCTS)
-def test_sums_are_read_in_units_of_the_features(products: Products, clip: float) -> None:
+def test_sums_are_decoded_in_units_of_the_features(products: Products, clip: float) -> None:
     layout = FeatureSums(3, products, clip)
     counts, sums, read = layout.read(layout.compute(X, Y), 2)
     assert counts.tolist() == pytest.approx([1, 0, 2])
@@ -37,7 +37,7 @@ def test_sums_are_read_in_units_of_the_features(products: Products, clip: float)
     torch.testing.assert_close(read, expected[products])
 
 
-def test_long_vectors_are_shortened_and_others_unchanged() -> None:
+def test_only_long_vectors_are_clipped() -> None:
     layout = FeatureSums(1, "diag", 1.0)
     x = torch.tensor([[3.0, 4.0], [0.1, 0.2]])  # root mean squares 3.5 and 0.16
     _, sums, squares = layout.read(layout.compute(x, torch.zeros(2).long()), 2)
@@ -53,10 +53,10 @@ def test_long_vectors_are_shortened_and_others_unchanged() -> None:
     products=st.sampled_from(PRODUCTS),
 )
 @hypothesis_settings(max_examples=60, deadline=None)
-def test_one_example_moves_sums_within_the_charged_sensitivity(
+def test_one_example_changes_sums_within_the_charged_sensitivity(
     seed: int, clip: float, size: float, products: Products
 ) -> None:
-    """Whatever its features hold, and whatever bound a server chooses."""
+    """For any features and any bound chosen by the server."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(6, 5, generator=generator)
     x[0] *= size
@@ -77,16 +77,16 @@ def test_charged_sensitivity_is_reached(products: Products) -> None:
 
 
 def test_sums_of_unbounded_features_have_no_guarantee() -> None:
-    """An owner who lets noisy sums leave by name lets no exact ones leave."""
+    """An owner who allows noisy sums by name does not allow exact ones."""
     assert sums_kind(1.0) == FEATURE_SUMS != sums_kind(math.inf)
     assert sums_kind(math.inf).category == "records"
 
 
-def test_rejects_inputs_that_are_no_vectors() -> None:
+def test_rejects_inputs_that_are_not_vectors() -> None:
     with raises_invalid("inputs"):
         FeatureSums(3, "diag", 1.0).compute(torch.zeros(3, 1, 8, 8), Y)
 
 
-def test_rejects_a_vector_of_sums_of_another_length() -> None:
+def test_rejects_sums_of_another_length() -> None:
     with raises_invalid("feature sums", (5,), "15"):
         FeatureSums(3, "diag", 1.0).read(torch.zeros(5), 2)

@@ -1,4 +1,4 @@
-"""FedAD: where networks look, what is asked once, and what a student makes of it."""
+"""FedAD: attention maps, its single query, and the training of the student."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def world(
 
 
 def responses_of(made: World) -> tuple[torch.Tensor, torch.Tensor]:
-    """z_k and A_k of all nodes on all public images, plainly."""
+    """Return z_k and A_k of all nodes for all public images, computed directly."""
     with torch.no_grad():
         pairs = [
             outputs_and_attention(
@@ -78,7 +78,7 @@ def responses_of(made: World) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack([z for z, _ in pairs]), torch.stack([A for _, A in pairs])
 
 
-# --- where networks look ---------------------------------------------------------------------------
+# --- attention -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -108,27 +108,27 @@ def test_attention_map_by_hand() -> None:
     x[0, 0, 0, 0], x[0, 0, 3, 3] = 2.0, 1.0
     z, A = outputs_and_attention(model, "0", x, 2)
     assert torch.equal(z, model(x))
-    # (x^2 + 4 x^2) / 2 = 10 and 2.5 in one of four cells each: 4 to 1.
+    # (x^2 + 4 x^2) / 2 is 10 and 2.5, each in one of four cells: a ratio of 4 to 1.
     torch.testing.assert_close(A, F.normalize(torch.tensor([[4.0, 0.0, 0.0, 1.0]])))
     assert outputs_and_attention(model, "0", torch.zeros(1, 1, 4, 4), 2)[1].tolist() == [[0.0] * 4]
 
 
-def test_maps_of_coarser_activations_are_brought_to_the_size() -> None:
+def test_maps_of_coarser_activations_are_resized() -> None:
     model = build("small-cnn:4", (1, 16, 16), 3, 0)
-    A = outputs_and_attention(model, "10", torch.randn(2, 1, 16, 16), 8)[1]  # the layer gives 4 x 4
+    A = outputs_and_attention(model, "10", torch.randn(2, 1, 16, 16), 8)[1]  # the layer's maps are 4 x 4
     assert A.shape == (2, 64)
     torch.testing.assert_close(A.norm(dim=1), torch.ones(2))
     cells = A.view(2, 4, 2, 4, 2)
     torch.testing.assert_close(cells.amax((2, 4)), cells.amin((2, 4)))
 
 
-# --- what is asked, what comes of it ---------------------------------------------------------------
+# --- queries and targets ---------------------------------------------------------------------------
 
 
-def test_targets_are_the_weighted_mean_and_the_nodes_intersection_and_union() -> None:
+def test_targets_are_weighted_mean_intersection_and_union_of_nodes() -> None:
     made = run(world(), 1)
     z, A = responses_of(made)
-    shares = torch.tensor([4.0, 7.0, 10.0]) / 21  # of all images
+    shares = torch.tensor([4.0, 7.0, 10.0]) / 21  # shares of all images
     expected = (shares.view(-1, 1, 1, 1, 1) * z).sum(0)
     torch.testing.assert_close(made.server.state.targets["outputs"], expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(made.server.state.targets["least"], A.amin(0), rtol=1e-4, atol=1e-5)
@@ -171,7 +171,7 @@ def test_student_learns_outputs_and_attention() -> None:
 # --- privacy ---------------------------------------------------------------------------------------
 
 
-def test_attention_maps_are_outputs_that_dp_sgd_covers_and_noise_on_logits_does_not() -> None:
+def test_attention_maps_are_covered_by_dp_sgd_but_not_by_noise_on_logits() -> None:
     side = world().side
     query = side.queries["predict"]
     assert Gate("n0", PolicyConfig(outputs_only=True), AuditLog()).refusal_reason(query) is None
@@ -188,7 +188,7 @@ def test_attention_maps_are_outputs_that_dp_sgd_covers_and_noise_on_logits_does_
     assert "no guarantee for attention maps" in refused
 
 
-# --- engines, stops --------------------------------------------------------------------------------
+# --- engines, interrupted runs ---------------------------------------------------------------------
 
 
 def test_stacked_and_single_nodes_give_equal_metrics() -> None:

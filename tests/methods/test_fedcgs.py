@@ -1,4 +1,4 @@
-"""FedCGS: its head against scikit-learn and numpy, over any partition, in sums, and what it is charged."""
+"""FedCGS: its head compared with scikit-learn and numpy, secure aggregation, and privacy cost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def logits(student: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shrinkage", [0.0, 0.3])
-def test_head_over_nodes_equals_discriminant_analysis_of_pooled_features(shrinkage: float) -> None:
+def test_head_equals_discriminant_analysis_of_pooled_features(shrinkage: float) -> None:
     pooled, test = vectors(), vectors(60, seed=1)
     reference = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage)
     reference.fit(pooled.inputs.numpy(), pooled.targets.numpy())
@@ -59,7 +59,7 @@ def test_head_over_nodes_equals_discriminant_analysis_of_pooled_features(shrinka
     torch.testing.assert_close(logits(student), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_head_is_the_bayes_classifier_of_normal_classes_with_the_covariance_of_all_features() -> None:
+def test_head_is_bayes_classifier_of_normal_classes_with_common_covariance() -> None:
     pooled, test = vectors(), vectors(60, seed=1)
     x, y = pooled.inputs.double().numpy(), pooled.targets.numpy()
     Sigma = np.cov(x, rowvar=False)  # around the global mean, divided by N - 1
@@ -78,7 +78,7 @@ def test_head_is_the_bayes_classifier_of_normal_classes_with_the_covariance_of_a
 @pytest.mark.parametrize("clip", [math.inf, 1.0])
 @pytest.mark.parametrize("summed", [False, True])
 def test_head_does_not_depend_on_the_partition(clip: float, summed: bool) -> None:
-    """Nor on whether the server sees the nodes' sums, or the sum of these."""
+    """The head is also the same with and without secure aggregation."""
     method = FedCGS(clip=clip)
     expected = logits(trained(method, [vectors()]))
     link = LinkConfig(secure_aggregation=summed)
@@ -94,7 +94,7 @@ def test_class_that_no_node_holds_is_never_predicted() -> None:
 
 
 def test_singular_covariance_has_a_pseudo_inverse() -> None:
-    """A constant feature changes nothing."""
+    """A constant feature has no effect."""
     data, test = vectors(), vectors(60, seed=1)
     wide = [TensorData(F.pad(each.inputs, (0, 1), value=7.0), each.targets) for each in (data, test)]
     student = trained(FedCGS(), wide[:1], test=wide[1])
@@ -110,14 +110,14 @@ def test_passes_the_checks_for_custom_methods(options: dict[str, Any]) -> None:
     fedstill.check_method(method, partial(setting, method))
 
 
-def test_planned_queries_are_those_of_a_run() -> None:
-    """So that nodes can respond with files."""
+def test_planned_queries_equal_those_of_a_run() -> None:
+    """Plans allow nodes to respond with files."""
     method = FedCGS()
     result = Simulation(setting(method)).run()
     assert result["queries_by_name"] == Counter(call.query for call in method.planned_queries(None, 0))
 
 
-# --- what leaves, and what it costs --------------------------------------------------------------------
+# --- releases and privacy cost --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("group_size", "event"), [(1, "gaussian(2.5)"), (2, "gaussian(1.25)")])
@@ -148,7 +148,7 @@ def test_budget_needs_features_of_a_bounded_length() -> None:
 
 
 def test_sums_need_policy_by_name() -> None:
-    """The name of sums that noise can protect lets no others leave, also where there is no budget."""
+    """Allowing the kind that noise can protect does not allow unbounded sums, even without a budget."""
     bounded, unbounded = FedCGS(clip=1.0), FedCGS()
     for method, kind in ((bounded, "feature sums"), (unbounded, "unbounded feature sums")):
         with raises_refused(f"outputs_only: {kind}"):

@@ -1,4 +1,4 @@
-"""FedDF: averages by hand, distillation from all received models, and architectures kept apart."""
+"""FedDF: averages by hand, distillation from all received models, and separate architectures."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def students(here: World) -> list[nn.Module]:
 
 
 def firsts(here: World) -> dict[str, nn.Module]:
-    """By node, the student of its architecture as it is now."""
+    """Return, by node, a copy of the student of its architecture."""
     kinds = zip(here.server.architectures, map(copy.deepcopy, students(here)), strict=True)
     return {name: student for (names, _), student in kinds for name in names}
 
@@ -89,7 +89,7 @@ def trained(node: Node, model: nn.Module, t: int, rounds: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("specs", [ALIKE, RESNETS], ids=["mlp", "batch norm"])
-def test_without_distillation_it_is_fedavgs_weighted_mean(specs: tuple[str, ...]) -> None:
+def test_without_distillation_feddf_equals_fedavg(specs: tuple[str, ...]) -> None:
     here = world(replace(CONFIG, steps=0), specs=specs, student=specs[0])
     start = copy.deepcopy(here.server.student)
     run(here, 1)
@@ -97,7 +97,7 @@ def test_without_distillation_it_is_fedavgs_weighted_mean(specs: tuple[str, ...]
     sizes = [len(node.data) for node in here.nodes]
     for name, value in here.server.student.state_dict().items():
         mean = sum(size / sum(sizes) * state[name] for size, state in zip(sizes, states, strict=True))
-        if not value.is_floating_point():  # batch norm's count of batches
+        if not value.is_floating_point():  # the batch counter of batch norm
             mean = mean.round().to(value.dtype)
         torch.testing.assert_close(value, mean, rtol=1e-3, atol=1e-4, msg=name)
 
@@ -128,7 +128,7 @@ def test_round_distills_mean_logits_into_the_average() -> None:
 
 @pytest.mark.parametrize("specs", [ALIKE, MIXED], ids=["alike", "mixed"])
 def test_teachers_weighted_by_label_counts(specs: tuple[str, ...]) -> None:
-    """sum_k omega_k^c z_k^c, omega_k^c = N_k^c / sum N_k^c, whichever order the architectures come in."""
+    """sum_k omega_k^c z_k^c with omega_k^c = N_k^c / sum N_k^c, for any order of architectures."""
     here = world(replace(CONFIG, weights="counts", steps=0), specs=specs)
     start = firsts(here)
     run(here, 1)
@@ -149,7 +149,7 @@ def test_teachers_weighted_by_label_counts(specs: tuple[str, ...]) -> None:
         torch.testing.assert_close(taught, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_each_public_input_goes_once_through_each_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_teacher_predicts_each_public_input_once(monkeypatch: pytest.MonkeyPatch) -> None:
     here, sizes = world(replace(CONFIG, steps=50)), []
 
     def counted(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
@@ -173,7 +173,7 @@ def test_batch_norm_keeps_the_averaged_statistics() -> None:
 # --- several architectures -----------------------------------------------------------------------
 
 
-def test_each_architecture_has_its_own_average_and_none_is_mixed() -> None:
+def test_architectures_are_averaged_separately() -> None:
     here = world(replace(CONFIG, steps=0), specs=MIXED, student="mlp:8")
     start = firsts(here)
     run(here, 1)
@@ -188,7 +188,7 @@ def test_each_architecture_has_its_own_average_and_none_is_mixed() -> None:
         torch.testing.assert_close(to_vector(student), mean, rtol=1e-3, atol=1e-4)
 
 
-def test_loss_is_that_of_the_global_student(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_belongs_to_global_student(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(CONFIG, specs=MIXED, student="lenet5:6")
     central = here.server.student
     monkeypatch.setattr(feddf, "distill", lambda student, *given: 1.0 if student is central else 2.0)
@@ -204,7 +204,7 @@ def test_distills_architecture_without_participants() -> None:
 
 
 def without(here: World, away: set[str]) -> None:
-    """Let nodes be away as others train."""
+    """Make nodes fail during training."""
     here.federation.link = LinkConfig(quorum=0.2)
 
     def respond(query: str, nodes: Any, sent: Any, response: Any) -> Any:
@@ -220,7 +220,7 @@ def without(here: World, away: set[str]) -> None:
 
 def test_distills_architecture_whose_nodes_are_excluded() -> None:
     here = world(CONFIG, specs=MIXED)
-    without(here, {"n3"})  # the one mlp:4
+    without(here, {"n3"})  # the only mlp:4
     before = [to_vector(student) for student in students(here)]
     here.server.step()
     assert here.federation.present == ("n0", "n1", "n2", "n4")
@@ -239,7 +239,7 @@ def test_rejects_student_of_other_architecture() -> None:
         world(CONFIG, specs=MIXED, student="mlp:16")
 
 
-# --- stops ----------------------------------------------------------------------
+# --- interrupted runs --------------------------------------------------------------
 
 
 def test_resumed_run_reaches_equal_students(tmp_path: Path) -> None:

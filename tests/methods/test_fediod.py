@@ -1,4 +1,4 @@
-"""FedIOD against a deliberately plain Algorithm 1, and what its options promise."""
+"""FedIOD compared with a deliberately simple Algorithm 1, and its options."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SMALL = FedIOD(
     ensemble="log_probs",
     generator=InputGenerator(noise=6, width=4),
     critic=Discriminators(width=4, batch=32),
-    student=ReplayTraining(steps=2, batch=100, memory=12),  # a batch is all that is remembered
+    student=ReplayTraining(steps=2, batch=100, memory=12),  # one batch has all of the memory
 )
 PAPER = changed(
     SMALL,
@@ -77,7 +77,7 @@ def world(
     return small_world.world(config, nodes, first, local=LocalConfig())
 
 
-# --- Algorithm 1, plainly ------------------------------------------------------------------------
+# --- Algorithm 1, simply -------------------------------------------------------------------------
 
 
 def entropy(q: torch.Tensor) -> torch.Tensor:
@@ -85,15 +85,15 @@ def entropy(q: torch.Tensor) -> torch.Tensor:
 
 
 class Plain:
-    """Algorithm 1 as one would write it on a first reading: loops, plain autograd, no federation."""
+    """Algorithm 1 written simply: loops, plain autograd, no federation."""
 
     def __init__(self, start: World, config: FedIOD) -> None:
         self.config = config
         self.data = [node.data for node in start.nodes]
-        self.nodes = start.nodes  # only to draw x'_k: the draws are the node's own
+        self.nodes = start.nodes  # only to sample x'_k with the node's own generators
         self.T = [copy.deepcopy(node.model).requires_grad_(False) for node in start.nodes]
         rated = config.importance in ("fakeness", "realness", "odds")
-        critical = config.gan > 0 or rated  # else there are none
+        critical = config.gan > 0 or rated  # otherwise there are no critics
         self.D = [copy.deepcopy(node.modules["critic"]).train() for node in start.nodes if critical]
         self.G, self.S = copy.deepcopy(start.server.state.generator.G), copy.deepcopy(start.server.student)
         adam = {"betas": (0.5, 0.999)}
@@ -102,14 +102,14 @@ class Plain:
         self.s_opt = torch.optim.Adam(self.S.parameters())
         self.sizes = [len(data) for data in self.data]
         self.pi = [size / sum(self.sizes) for size in self.sizes]
-        self.t, self.number = 0, 1  # query 0 asked for the label counts
+        self.t, self.number = 0, 1  # query 0 was for the label counts
         self.replay: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def rate(self, first: float, last: float) -> float:
         return last + (first - last) * 0.5 * (1 + math.cos(math.pi * self.t / (self.config.steps - 1)))
 
     def weights(self, d: list[torch.Tensor], reals: list[torch.Tensor]) -> torch.Tensor:
-        """Eq. 8, or FedGO's, (K, B, classes)."""
+        """Return the weights of Eq. 8, or FedGO's, (K, B, classes)."""
         how, batch = self.config.importance, self.config.batch
         out = torch.zeros(len(self.data), batch, CLASSES)
         for b in range(batch):
@@ -123,7 +123,7 @@ class Plain:
                             here, real_score = 1 - here, 1 - real_score
                         one *= (here / real_score).item()
                     if how == "odds":
-                        real = (-d[k][b].double()).sigmoid()  # of real images, patch by patch
+                        real = (-d[k][b].double()).sigmoid()  # probability of real, for each patch
                         one *= (real / (1 - real)).log().mean().exp().item()
                     hat.append(one)
                 for k, one in enumerate(hat):
@@ -131,7 +131,7 @@ class Plain:
         return out
 
     def ensembled(self, z: list[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
-        """Eq. 9, (B, classes)."""
+        """Return Eq. 9, (B, classes)."""
         if self.config.ensemble == "logits":
             return sum(weights[k] * z[k] for k in range(len(z)))
         if self.config.ensemble == "log_probs":
@@ -139,7 +139,7 @@ class Plain:
         return sum(weights[k] * z[k].softmax(1) for k in range(len(z))).log()
 
     def mimic(self, student: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Eq. 6 and 10."""
+        """Return Eq. 6 and 10."""
         tau = self.config.tau
         if tau == math.inf:
             student, target = (z - z.mean(1, keepdim=True) for z in (student, target))
@@ -209,9 +209,9 @@ class Plain:
         self.replay += zip(x.detach(), z_bar.detach(), strict=True)
         self.replay = self.replay[-config.student.memory :]
         self.S.train()
-        for turn in range(config.student.steps):
+        for step in range(config.student.steps):
             if config.student_inputs == "fresh":
-                draw = torch_generator(SEED, "fresh w", self.t, turn)
+                draw = torch_generator(SEED, "fresh w", self.t, step)
                 with torch.no_grad():
                     x = self.G(torch.randn(config.batch, config.generator.noise, generator=draw))
                     target = self.responses(x, self.draw())[-1]
@@ -226,7 +226,7 @@ class Plain:
         return {name: loss.item() for name, loss in names.items()} | {"student": L_S.item()}
 
 
-# Biases that the batch norm behind them takes away again: their gradients are rounding noise.
+# Biases that the following batch norm cancels: their gradients are rounding noise.
 CANCELED = {"linear.bias", "body.2.bias", "body.6.bias"}
 CANCELED |= {f"body.{layer}.running_mean" for layer in (0, 3, 7)}
 CANCELED_IN_CRITIC = {"2.bias"}
@@ -306,7 +306,7 @@ def test_frozen_student_parameters_stay_frozen() -> None:
 def test_mean_critic_outputs_on_real_data_get_no_gradient(
     importance: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They do not depend on x, and the importance weights are constants in G's loss."""
+    """These outputs do not depend on x, and the importance weights are constants in G's loss."""
     one, sent = world(replace(SMALL, importance=importance)), []
     collect = one.server.federation.collect_gradients
 
@@ -319,7 +319,7 @@ def test_mean_critic_outputs_on_real_data_get_no_gradient(
     assert sent == [{"logits", "critic"}] * len(one.nodes)
 
 
-# --- looks, images -------------------------------------------------------------------------------
+# --- evaluation, samples -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("importance", ["counts", "realness", "odds"])
@@ -331,7 +331,7 @@ def test_preview_responses_train_and_release_nothing(importance: Any) -> None:
     response = one.preview(x)
     for row, node in enumerate(one.nodes):
         torch.testing.assert_close(response["logits"][row], node.model(x))
-        if importance != "counts":  # only then do the weights need the critic
+        if importance != "counts":  # otherwise the weights do not need the critic
             torch.testing.assert_close(response["critic"][row], node.modules["critic"](x))
         for role, values in before[row]["modules"].items():
             for name, value in values.items():
@@ -364,4 +364,4 @@ def test_rejects_odds_with_eq2_critics() -> None:
 def test_rejects_generator_without_loss() -> None:
     with raises_invalid("method.mimic", 0.0, "above 0"):
         FedIOD(backpropagate=False, mimic=0.0)
-    assert FedIOD(mimic=0.0).backpropagate, "critics and nodes teach it"
+    assert FedIOD(mimic=0.0).backpropagate, "critics and gradients of nodes train the generator"

@@ -1,4 +1,4 @@
-"""FedIODMaps where images are made from label maps: segmentation and reconstruction."""
+"""FedIODMaps, which generates images from label maps: segmentation and reconstruction."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_gradient_of_the_generator_equals_plain_autograd(augment: Any) -> None:
     one, plain = world(config, features=features), world(config, features=features)
     losses = one.server.step()
 
-    for node in plain.nodes:  # queries before the first predict_logits, which take numbers
+    for node in plain.nodes:  # stands for the queries before the first predict_logits
         node.model.requires_grad_(False)
     G, S = plain.server.state.generator.G, plain.server.student.eval()
     source = plain.server.state.generator.source
@@ -60,7 +60,7 @@ def test_gradient_of_the_generator_equals_plain_autograd(augment: Any) -> None:
     x = G(TASK.encode_maps(batch.maps))
     sizes = [float(len(node.data)) for node in plain.nodes]
     pi = torch.tensor(sizes) / sum(sizes)
-    number = 1 + len(plain.nodes)  # the counts were query 0, then each node was asked for its maps
+    number = 1 + len(plain.nodes)  # query 0 was for the counts, then each node was queried for its maps
     gan, unlike, z = torch.zeros(()), torch.zeros(()), []
     for k, node in enumerate(plain.nodes):
         D, sampled = node.modules["critic"].train(), node.sample_batch(config.batch, "critic", number)
@@ -114,7 +114,7 @@ def test_released_bytes() -> None:
         "gradients": 2 * batch * pixels * 4,
     }
     kinds = one.audit.traffic_totals()["by_kind"]
-    assert kinds["label maps"]["down"] == 2 * batch * pixels, "the maps of one node reach the others"
+    assert kinds["label maps"]["down"] == 2 * batch * pixels, "maps of one node are sent to the others"
 
 
 def test_notes_that_perceptual_loss_is_off() -> None:
@@ -126,7 +126,7 @@ def test_notes_that_perceptual_loss_is_off() -> None:
     assert world(generator={"conditions": "drawn"}).side.notes == ()
 
 
-# --- before the student, and after ---------------------------------------------------------------
+# --- pretraining ---------------------------------------------------------------------------------
 
 
 def test_pretraining_trains_generator_and_critics_only() -> None:
@@ -166,11 +166,11 @@ def test_pretraining_weights_critics_as_training_does() -> None:
         n = torch.tensor([len(node.data) for node in one.nodes]).float()
         pi = n / n.sum() if how == "size" else torch.full((3,), 1 / 3)
         assert losses[how] == pytest.approx(float(pi @ torch.stack(given).detach()), rel=1e-5)
-    assert abs(losses["size"] - losses["average"]) > 1e-4, "nodes are of unlike sizes"
+    assert abs(losses["size"] - losses["average"]) > 1e-4, "nodes have different sizes"
 
 
-def test_pretraining_comes_before_noise_is_turned_into_inputs_too() -> None:
-    """Its rates: the generator's fall over all steps, the student's over those that it takes part in."""
+def test_student_schedule_excludes_pretraining() -> None:
+    """The generator's rate decreases over all steps, the student's over the steps in which it is trained."""
     one = world(pretrain=1, steps=2, student={"lr": 0.5, "lr_end": 0.1})
     rates = []
     for _ in range(3):
@@ -197,7 +197,7 @@ def test_preview_samples_have_maps() -> None:
     torch.testing.assert_close(x, one.server.state.generator.G(TASK.encode_maps(maps)))
 
 
-# --- remembered images turn with what is known of them -------------------------------------------
+# --- augmentation of replayed images -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("augment", ["none", "shift", "shift-flip", "turn"])
@@ -210,15 +210,15 @@ def test_replayed_maps_are_augmented_with_images(augment: Any) -> None:
     assert torch.equal(moved, x) == (augment == "none")
     if augment == "turn":
         for before, after in zip(x, moved, strict=True):
-            ways = [torch.rot90(image, k, (-2, -1)) for image in (before, before.flip(-1)) for k in range(4)]
-            assert any(torch.equal(after, way) for way in ways)
+            poses = [torch.rot90(image, k, (-2, -1)) for image in (before, before.flip(-1)) for k in range(4)]
+            assert any(torch.equal(after, pose) for pose in poses)
 
 
 def test_shift_flip_mirrors_half_of_the_images() -> None:
     x = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(0))
-    ways: tuple[Augment, ...] = ("shift", "shift-flip")
+    modes: tuple[Augment, ...] = ("shift", "shift-flip")
     samples = []
-    for augment in ways:
+    for augment in modes:
         memory = Replay(200, augment, TASK, SHAPE, SEED)
         memory.add(x.repeat(20, 1, 1, 1), torch.zeros(160, 2, *SHAPE[1:]))
         samples.append(memory.sample(100, 0)[0])
@@ -237,7 +237,7 @@ def test_rejects_invalid_replay_augmentation() -> None:
 # --- label shift ---------------------------------------------------------------------------------
 
 
-def test_label_shift_corrects_targets_to_the_nodes_class_shares() -> None:
+def test_label_shift_corrects_targets_to_class_shares_of_node() -> None:
     one = world(label_shift=True, importance="size", student={"steps": 1})
     student = one.server.state.student
     learned: list[torch.Tensor] = []
@@ -245,19 +245,19 @@ def test_label_shift_corrects_targets_to_the_nodes_class_shares() -> None:
     student.step = lambda x, z: (learned.append(z), step(x, z))[1]
     for _ in range(2):
         one.server.step()
-    z = student.replay._z[: len(student.replay)]  # as the ensemble said it
+    z = student.replay._z[: len(student.replay)]  # the ensemble's logits
     square = sum(node.data.targets.double().mean((1, 2)).sum() for node in one.nodes)
     held = square / sum(len(node.data) for node in one.nodes)
     share = z.argmax(1).double().mean()
-    moved = (held / (1 - held)).log() - (share / (1 - share)).log()  # of the second class against the first
-    assert abs(moved) > 0.5, "else nothing is shown"
+    moved = (held / (1 - held)).log() - (share / (1 - share)).log()  # log-odds of the second class
+    assert abs(moved) > 0.5, "the test needs a large shift"
     stored, target = student.replay.sample(FIOD.student.batch, 1, 0)[1], learned[1]
     difference = (target[:, 1] - target[:, 0]) - (stored[:, 1] - stored[:, 0])
     torch.testing.assert_close(difference, torch.full_like(difference, moved.item()), rtol=1e-3, atol=1e-3)
 
 
 def test_label_shift_ignores_absent_classes() -> None:
-    """Neither of a class that was never decided for, nor by counts that noise has taken below 0."""
+    """Ignores classes that were never predicted, and counts that noise has made negative."""
     shift = LabelShift(3, torch.device("cpu"))
     shift.set_real_counts(torch.tensor([3.0, 1.0, -2.0]))
     shift.count_decisions(torch.eye(3)[[0, 0, 2]])
@@ -268,12 +268,12 @@ def test_label_shift_ignores_absent_classes() -> None:
     assert torch.equal(shift.correct_logits(torch.zeros(1, 3)), torch.zeros(1, 3))
 
 
-def test_label_shift_is_for_classes() -> None:
+def test_label_shift_requires_classes() -> None:
     with raises_invalid("method.label_shift", True, "false"):
         world(task=RECONSTRUCTION, label_shift=True).server.step()
 
 
-# --- the same whatever happens -------------------------------------------------------------------
+# --- engines, interrupted runs -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_stacked_and_single_nodes_give_equal_metrics(options: dict[str, Any]) ->
     for _ in range(2):
         one, other = stacked.server.step(), alone.server.step()
         assert one == pytest.approx(other, rel=1e-3, abs=1e-5)
-    # Where a number lies on the edge of a ReLU, its last digit decides whether it has a gradient.
+    # At the edge of a ReLU, rounding decides whether there is a gradient.
     torch.testing.assert_close(
         stacked.server.preview_samples(3), alone.server.preview_samples(3), rtol=0.02, atol=0.01
     )
@@ -340,14 +340,14 @@ def test_models_get_measured_images() -> None:
     losses = one.server.step()
     assert set(losses) >= {"gan", "difference", "mimic", "student"}
     assert len(batches) >= 4
-    inputs = one.server.state.student.replay.sample(100, 0)[0]  # all of this one query
+    inputs = one.server.state.student.replay.sample(100, 0)[0]  # memory of this single query
     measured = RECONSTRUCTION.observe(inputs)
-    assert (measured - inputs).abs().max() > 0.01, "which is less than the whole image"
+    assert (measured - inputs).abs().max() > 0.01, "the measurement differs from the image"
     for x in batches:
         torch.testing.assert_close(x, measured)
 
 
-def test_it_is_for_tasks_with_maps_and_plain_fediod_for_the_others() -> None:
+def test_fediod_maps_requires_maps_and_fediod_refuses_them() -> None:
     assert unmet_need(FedIODMaps().needs(), TASK) is unmet_need(FedIOD().needs(), Classification(2)) is None
     assert "has none" in str(unmet_need(FedIODMaps().needs(), Classification(2)))
     assert "generates them from label maps" in str(unmet_need(FedIOD().needs(), TASK))

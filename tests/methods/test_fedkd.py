@@ -1,4 +1,4 @@
-"""FedKD: one round of quantized, noisy answers about public data, and plain distillation from them."""
+"""FedKD: one round of quantized, noisy responses on public data, and plain distillation from them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def targets(here: World) -> torch.Tensor:
 
 
 def by_hand(here: World, predictions: int = 1) -> torch.Tensor:
-    """sum_k omega_k^c z^k with omega_k^c = N_k^c / sum_k N_k^c (Eq. 1), in loops: (P, N, C)."""
+    """Return sum_k omega_k^c z^k with omega_k^c = N_k^c / sum_k N_k^c (Eq. 1), in loops: (P, N, C)."""
     out = torch.zeros(predictions, N, CLASSES)
     counts = [[int((node.data.targets == c).sum()) for c in range(CLASSES)] for node in here.nodes]
     for p in range(predictions):
@@ -97,7 +97,7 @@ def by_hand(here: World, predictions: int = 1) -> torch.Tensor:
 # --- the ensemble, Eq. 1-4 -----------------------------------------------------------------------
 
 
-def test_the_ensemble_is_eq_1_by_hand() -> None:
+def test_ensemble_of_eq_1_by_hand() -> None:
     here = run(world(CLEAR), 1)
     torch.testing.assert_close(targets(here), by_hand(here), rtol=1e-4, atol=1e-5)
     equal = run(world(replace(CLEAR, weights="equal")), 1)
@@ -126,7 +126,7 @@ def test_fixed_bound_needs_no_query_and_clips() -> None:
     assert ("run", "n0", "up", "logit range") in agreed.audit.totals.bytes
 
 
-def test_the_servers_noise_is_laplace_on_the_weighted_sum() -> None:
+def test_server_noise_is_laplace_on_weighted_sum() -> None:
     clear, noisy = (targets(run(world(replace(CLEAR, gamma=gamma)), 1)) for gamma in (math.inf, 0.5))
     noise = noisy - clear
     assert noise.abs().mean() == pytest.approx(2.0, rel=0.3)  # E|Lap(1 / gamma)| = 1 / gamma
@@ -134,7 +134,7 @@ def test_the_servers_noise_is_laplace_on_the_weighted_sum() -> None:
 
 
 def clamped(here: World) -> torch.Tensor:
-    """z^k of all public examples, each value within the bound: (K, N, C)."""
+    """Return z^k of all public examples, clipped to the bound: (K, N, C)."""
     with torch.no_grad():
         return torch.stack([node.model(here.public.inputs) for node in here.nodes]).clamp(-2, 2)
 
@@ -146,18 +146,18 @@ def test_node_noise_charges_rows_and_counts() -> None:
         assert total_charged(here.audit, node.name) == ({row: 2 * N, "laplace(2.0)": 1}, 0)
 
 
-def test_the_quantizer_comes_after_the_noise_and_costs_nothing_more() -> None:
+def test_quantizer_is_applied_after_noise_at_no_cost() -> None:
     sent = {"rows": torch.tensor([0, N]), "view": torch.tensor(0)}
     clear = replace(CLEAR, weights="equal", z_max=30.0)
     noisy = world(clear, privacy=NOISY).federation.query("predict", **sent)["logits"]
     here = world(replace(clear, levels=100), privacy=replace(NOISY))
     short = here.federation.query("predict", **sent)["logits"]
     assert short.dtype == torch.int8
-    # The bindings differ by the method's options, so their noise does too, and is equally large.
+    # Different options mean different hashes and so different, equally large noise.
     wide = dequantize(short, 100, 30.0) - clamped(here)
     expected = (noisy.clamp(-30, 30) - clamped(here)).abs().mean().item()
     assert wide.abs().mean().item() == pytest.approx(expected, rel=0.2)
-    assert short.unique().numel() > 50, "noise is not quantized away"
+    assert short.unique().numel() > 50, "the noise is not removed by quantization"
     assert here.audit.traffic_totals()["by_kind"]["logits"]["up"] == 4 * N * CLASSES
 
 
@@ -169,7 +169,7 @@ def test_released_range_has_no_guarantee() -> None:
     world(replace(CONFIG, z_max=4.0), privacy=replace(NOISY, epsilon=1000.0))
 
 
-# --- what leaves a node --------------------------------------------------------------------------
+# --- releases ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("levels", "size"), [(200, 1), (254, 1), (255, 2), (65535, 4), (0, 4)])
@@ -212,9 +212,9 @@ def test_one_node_without_noise_and_fine_levels_is_plain_distillation(tau: float
         order = torch.randperm(N, generator=torch_generator(SEED, "public", e))
         for rows in torch.tensor_split(order, 4):  # 23 examples, at most 6 at once
             z = student(x[rows])
-            if math.isinf(tau):  # Eq. 7, softmax not seeing a logit vector's mean
+            if math.isinf(tau):  # Eq. 7; softmax ignores the mean of a logit vector
                 loss = 0.5 * F.mse_loss(z - z.mean(1, True), z_hat[rows] - z_hat[rows].mean(1, True))
-            else:  # Eq. 5-6, p the ensemble's and q the student's
+            else:  # Eq. 5-6; p is the ensemble's, q the student's
                 p, q = (z_hat[rows] / tau).softmax(1), (z / tau).softmax(1)
                 loss = tau**2 * (p * (p / q).log()).sum(1).mean()
             optimizer.zero_grad()
@@ -223,13 +223,13 @@ def test_one_node_without_noise_and_fine_levels_is_plain_distillation(tau: float
     same(here.server.student, student, rtol=1e-3, atol=1e-4)
 
 
-def test_several_predictions_are_of_the_images_that_the_student_sees() -> None:
+def test_repeated_predictions_use_the_images_of_the_student() -> None:
     config = replace(CLEAR, predictions=3, student=replace(CLEAR.student, epochs=6))
     here = run(world(config), 1)
     expected = by_hand(here, 3)
     torch.testing.assert_close(targets(here), expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(expected[0], expected[1], atol=1e-2)
-    # The student's second pass is on the images and answers of the second view.
+    # The student's second epoch uses the images and responses of the second view.
     with torch.no_grad():
         x = random_shift(here.public.inputs, torch_generator(derive(SEED, "view", 1), "view"), flip=False)
         z = here.server.student(x)
@@ -238,7 +238,7 @@ def test_several_predictions_are_of_the_images_that_the_student_sees() -> None:
     assert here.server.step()["student"] == pytest.approx(expected_loss, rel=1e-3)
 
 
-def test_labeled_public_data_join_every_node_and_count() -> None:
+def test_labeled_public_data_are_added_to_every_node_and_counted() -> None:
     plain, joined = world(CONFIG), world(replace(CONFIG, labeled=True))
     labels = joined.public.labels
     assert labels is not None
@@ -257,7 +257,7 @@ def test_labeled_public_data_join_every_node_and_count() -> None:
 # --- engines, evaluation -----------------------------------------------------------------
 
 
-def test_the_ensemble_for_evaluation_is_without_noise() -> None:
+def test_ensemble_for_evaluation_has_no_noise() -> None:
     here = world(replace(CONFIG, gamma=0.1))
     x = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

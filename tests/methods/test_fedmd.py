@@ -1,4 +1,4 @@
-"""FedMD: what is communicated, how a consensus is digested, and own data revisited."""
+"""FedMD: communication, digesting the consensus, and revisiting private data."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def responses(here: World, x: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def record_queries(here: World, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, torch.Tensor]]]:
-    """Queries as the server asks them."""
+    """Record the server's queries."""
     log, call = [], here.federation.query
 
     def noted(query: str, **sent: Any) -> Any:
@@ -62,7 +62,7 @@ def record_queries(here: World, monkeypatch: pytest.MonkeyPatch) -> list[tuple[s
     return log
 
 
-def test_the_consensus_is_the_mean_of_all_class_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consensus_is_mean_of_class_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(CONFIG)
     log = record_queries(here, monkeypatch)
     before = responses(here)
@@ -73,7 +73,7 @@ def test_the_consensus_is_the_mean_of_all_class_scores(monkeypatch: pytest.Monke
     assert len(set(rows.tolist())) == 11
     torch.testing.assert_close(digested["consensus"], before[:, rows].mean(0))
     assert torch.equal(digested["rows"], sent["rows"])
-    # What came up are the scores on the next subset, from models that have digested and revisited.
+    # The nodes return scores of the next subset, after digesting and revisiting.
     scores = torch.stack([here.server.state.scores[node.name] for node in here.nodes])
     torch.testing.assert_close(scores, responses(here)[:, digested["rows_next"].long()], rtol=1e-4, atol=1e-5)
     here.server.step()
@@ -109,22 +109,22 @@ def test_one_query_per_round_and_its_bytes() -> None:
 def test_distances_by_hand() -> None:
     z, consensus = torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([[0.0, 0.0, 2.0]])
     assert replace(CONFIG, distance="l1").digest_loss(TASK, z, consensus).item() == pytest.approx(4 / 3)
-    # 0.5 times the mean of squares once each mean is taken away: (4/3... - ) differences 5/3, 2/3, -7/3
+    # 0.5 times the mean of squares after subtracting means: differences 5/3, 2/3, -7/3
     expected = 0.5 * (25 + 4 + 49) / 9 / 3
     assert replace(CONFIG, distance="l2").digest_loss(TASK, z, consensus).item() == pytest.approx(expected)
     p, q = (consensus / 2).softmax(1), (z / 2).softmax(1)
-    kl = 4 * (p * (p / q).log()).sum()  # from the consensus to the node, times tau^2
+    kl = 4 * (p * (p / q).log()).sum()  # KL from the consensus to the node, times tau^2
     config = replace(CONFIG, distance="kl", tau=2.0)
     assert config.digest_loss(TASK, z, consensus).item() == pytest.approx(kl.item(), rel=1e-5)
 
 
 def test_digest_and_revisit_by_hand() -> None:
-    """One node: Adam on the consensus in its own order, then the last part of its local training."""
+    """One node: Adam on the consensus in the node's order, then the last part of its local training."""
     config = replace(CONFIG, rounds=1, distance="l1")
     here = world(config, specs=("mlp:8",))
     node = here.nodes[0]
     model = copy.deepcopy(node.model)
-    consensus = responses(here)[0] + 1.0  # not what it says itself, or there would be nothing to learn
+    consensus = responses(here)[0] + 1.0  # differs from its own scores, so that there is something to learn
     rows = torch.arange(N, dtype=torch.int32)
     here.federation.query("digest", rows=rows, consensus=consensus, round=torch.tensor(0))
 
@@ -142,7 +142,7 @@ def test_digest_and_revisit_by_hand() -> None:
     same(node.model, model, rtol=1e-3, atol=1e-5)
 
 
-def test_the_whole_local_budget_is_used_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_use_exactly_the_local_training_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     spans = []
     train = local_training.train
 
@@ -152,14 +152,14 @@ def test_the_whole_local_budget_is_used_and_no_more(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(local_training, "train", noted)
     here = run(world(CONFIG, stacked=False))
-    assert here.side.initial_training == Span(0, 2, 5)  # done before the first query
+    assert here.side.initial_training == Span(0, 2, 5)  # before the first query
     assert [span[1:] for span in spans if span[0] == "n0"] == [(2, 3, 5), (3, 4, 5), (4, 5, 5)]
 
 
 # --- transfer learning ---------------------------------------------------------------------------
 
 
-def test_transfer_learning_is_on_labeled_public_data_and_comes_first() -> None:
+def test_transfer_learning_on_public_data_is_first() -> None:
     config = replace(CONFIG, public_epochs=20, initial_rounds=0, digest_lr=1e-2)
     here = world(config)
     assert here.side.initial_training is None
@@ -171,7 +171,7 @@ def test_transfer_learning_is_on_labeled_public_data_and_comes_first() -> None:
     assert (responses(here).argmax(2) == labels).float().mean() > 0.9
     whole = run(world(replace(CONFIG, public_epochs=1)))
     assert whole.audit.traffic_totals()["queries_by_name"]["transfer"] == 1
-    assert whole.side.initial_training is None  # the first part of local training follows in the same query
+    assert whole.side.initial_training is None  # this query also runs the first part of local training
 
 
 def test_transfer_includes_the_first_part_of_local_training() -> None:

@@ -1,4 +1,4 @@
-"""FedPFT: mixtures against scikit-learn, samples against their Gaussians, and what is charged or refused."""
+"""FedPFT: mixtures compared with scikit-learn, moments of samples, privacy cost and refusals."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_negative_variances_and_weights_of_a_node_are_zero() -> None:
 
 
 def test_node_fits_a_mixture_to_each_class() -> None:
-    """Two clusters of the first class, one example of the second, none of the third."""
+    """Two clusters in the first class, one example in the second, none in the third."""
     offsets = torch.tensor([[0.1, 0.0], [-0.1, 0.0], [0.0, 0.2], [0.0, -0.2]])
     x = torch.cat([offsets + 5, offsets - 5, offsets - 5, torch.tensor([[1.0, 2.0]])])
     method = FedPFT(components=2)
@@ -114,7 +114,7 @@ def test_student_learns_from_as_many_samples_as_there_are_examples(
     test = vectors(60, seed=1)
     with torch.no_grad():
         right = simulation.student(test.inputs).argmax(1) == test.targets
-    assert right.float().mean() > 0.75  # a third without learning
+    assert right.float().mean() > 0.75  # a third would be chance
 
 
 def test_fewer_samples_have_the_shares_of_the_examples() -> None:
@@ -140,19 +140,19 @@ def test_passes_the_checks_for_custom_methods(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("components", [1, 2])
-def test_planned_queries_are_those_of_a_run(components: int) -> None:
-    """So that nodes can respond with files."""
+def test_planned_queries_equal_those_of_a_run(components: int) -> None:
+    """Plans allow nodes to respond with files."""
     method = FedPFT(components=components, student=SHORT)
     result = Simulation(setting(method)).run()
     assert result["queries_by_name"] == Counter(call.query for call in method.planned_queries(None, 0))
 
 
-# --- what leaves, and what it costs --------------------------------------------------------------------
+# --- releases and privacy cost --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("covariance", COVARIANCES)
 def test_noisy_sums_are_charged_as_one_event(covariance: Covariance, tmp_path: Path) -> None:
-    """All classes together, as an example is of one of them."""
+    """All classes together are one event, as an example belongs to one class."""
     method = FedPFT(clip=1.0, covariance=covariance, student=SHORT)
     private = DPSGD(epsilon=3.0, sums_noise=2.5)
     simulation = Simulation(setting(method, policies=[NAMED] * 3, privacies=[private] * 3))
@@ -182,7 +182,7 @@ def test_budget_needs_one_gaussian_of_bounded_features(
 
 
 def test_rejects_secure_aggregation() -> None:
-    """A sum over nodes would be one Gaussian of all of them."""
+    """A sum over nodes would be a single Gaussian for all of them."""
     with raises_invalid("link.secure_aggregation", True, "sum_features"):
         Simulation(setting(FedPFT(), link=LinkConfig(secure_aggregation=True)))
 

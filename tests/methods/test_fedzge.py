@@ -1,4 +1,4 @@
-"""FedZGE against a plain step, and its estimate of a gradient against the gradient."""
+"""FedZGE compared with a plain step, and its gradient estimate with the true gradient."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SMALL = FedZGE(
     directions=2,
     epsilon=0.01,
     generator=LabelGenerator(noise=6, width=4),
-    student=ReplayTraining(steps=1, batch=100),  # a batch is all that is remembered
+    student=ReplayTraining(steps=1, batch=100),  # one batch has all of the memory
     tau=1.0,
     adversary=0.5,
     diversity=2.0,
@@ -48,7 +48,7 @@ IOD = FedIOD(
     generator=InputGenerator(noise=6, width=4),
     student=ReplayTraining(memory=12),
 )
-TO = Interface(Classification(3), tuple("abc"), SHAPE)  # what a model that is no module is given, and gives
+TO = Interface(Classification(3), tuple("abc"), SHAPE)  # input and output of a model that is no module
 
 
 def world(config: Any, *models: nn.Module, precision: Precision = "float32") -> World:
@@ -57,7 +57,7 @@ def world(config: Any, *models: nn.Module, precision: Precision = "float32") -> 
     return small_world.world(config, nodes, made("mlp:8", "student"), local=LocalConfig(), compute=compute)
 
 
-def slopes(one: World) -> torch.Tensor:
+def generator_gradients(one: World) -> torch.Tensor:
     """Return the estimated gradients that train G in the next step."""
     one.server.step()
     return torch.cat([parameter.grad.flatten() for parameter in one.server.state.generator.G.parameters()])
@@ -67,8 +67,8 @@ def slopes(one: World) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("q", [1, 4, 16, 64])
-def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q: int) -> None:
-    """The responses are linear in x, so that the finite differences have no error."""
+def test_squared_error_of_estimate_is_d_minus_1_over_q(q: int) -> None:
+    """The responses are linear in x, so finite differences are exact."""
     d, classes, inputs = 6, 3, 4000
     draw = torch.Generator().manual_seed(q)
     A, g = torch.randn(d, classes, generator=draw), torch.randn(1, inputs, classes, generator=draw)
@@ -77,7 +77,7 @@ def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q
     assert torch.allclose(u.norm(dim=2), torch.ones(q, inputs).double(), atol=1e-6)
     points = torch.cat([x.detach(), (x.detach() + 0.1 * u).flatten(0, 1)])
     z = linearize((points @ A.double()).unsqueeze(0), x, u, 0.1)
-    torch.testing.assert_close(z[0], x @ A.double(), msg="its value is the answer")
+    torch.testing.assert_close(z[0], x @ A.double(), msg="the value is that of the response")
     (estimate,) = torch.autograd.grad((g * z).sum(), x)
     true = g[0].double() @ A.T.double()
     error = (estimate - true).square().sum(1) / true.square().sum(1)
@@ -85,10 +85,12 @@ def test_the_estimates_squared_error_falls_with_directions_as_d_minus_1_over_q(q
 
 
 def test_differences_approximate_gradients_of_nodes() -> None:
-    """With many directions; with none there is no estimate."""
+    """Many directions give an accurate estimate; without directions there is none."""
     config = replace(IOD, conf=5.0)
-    ways = ({}, {"backpropagate": False, "directions": 3000, "epsilon": 0.01}, {"backpropagate": False})
-    through, around, mimicking = (slopes(world(replace(config, **way))) for way in ways)  # type: ignore[arg-type]
+    variants = ({}, {"backpropagate": False, "directions": 3000, "epsilon": 0.01}, {"backpropagate": False})
+    through, around, mimicking = (
+        generator_gradients(world(replace(config, **variant))) for variant in variants
+    )  # type: ignore[arg-type]
     assert F.cosine_similarity(around, through, dim=0) > 0.98
     assert around.norm().item() == pytest.approx(through.norm().item(), rel=0.1)
     assert F.cosine_similarity(mimicking, through, dim=0) < 0.5
@@ -102,13 +104,15 @@ def test_differences_approximate_gradients_of_nodes() -> None:
     ],
     ids=["fedzge", "fediod"],
 )
-def test_differences_are_not_rounded_away_by_nodes_that_compute_in_bfloat16(config: Any) -> None:
-    assert torch.equal(slopes(world(config, precision="bfloat16")), slopes(world(config)))
+def test_differences_are_exact_for_nodes_with_bfloat16(config: Any) -> None:
+    assert torch.equal(
+        generator_gradients(world(config, precision="bfloat16")), generator_gradients(world(config))
+    )
 
 
 @pytest.mark.parametrize("importance", ["realness", "odds"])
 def test_other_tensors_are_not_linearized(importance: Any) -> None:
-    """The critics' scores of each input are differenced; their mean score of real inputs is not."""
+    """Finite differences use the critics' scores of each input, but not their mean score of real inputs."""
     config = replace(IOD, gan=1.0, critic=Discriminators(width=4, batch=32), importance=importance)
     one = world(replace(config, backpropagate=False, directions=2, ensemble="probs"))
     one.server.step()
@@ -171,8 +175,8 @@ def test_step_equals_plain_implementation() -> None:
     for b in range(4):
         for j in range(2):
             shifted = ensemble((x[b] + 0.01 * u[j, b]).detach().unsqueeze(0))[0]
-            slope = (z.grad[b] * (shifted - z[b])).sum() / 0.01  # of the loss, along u_j
-            leaf.grad[b] += 64 / 2 * slope.detach() * u[j, b]
+            derivative = (z.grad[b] * (shifted - z[b])).sum() / 0.01  # of the loss, along u_j
+            leaf.grad[b] += 64 / 2 * derivative.detach() * u[j, b]
     x.backward(leaf.grad)
     adam.step()
     for mine, theirs in zip(one.server.state.generator.G.parameters(), G.parameters(), strict=True):
@@ -191,7 +195,7 @@ def test_step_equals_plain_implementation() -> None:
 
 
 def test_nodes_without_gradients_give_equal_steps() -> None:
-    """The same numbers from behind a function, of which nothing else is known."""
+    """The same network gives the same results as a module and as an opaque function."""
     models = [disagreeing(made("mlp:8", index)) for index in range(2)]
     behind = [
         Predictor(
@@ -212,6 +216,8 @@ def test_nodes_without_gradients_give_equal_steps() -> None:
 def test_rejects_directions_with_gradients_and_small_memory() -> None:
     with raises_invalid("method.directions", 2, "0", "backpropagate"):
         FedIOD(directions=2)
-    assert FedIOD(backpropagate=False, mimic=0.0, directions=2).directions, "differences teach it"
+    assert FedIOD(backpropagate=False, mimic=0.0, directions=2).directions, (
+        "finite differences train the generator"
+    )
     with raises_invalid("method.student.memory", 3, "at least method.batch (4"):
         replace(SMALL, student=ReplayTraining(memory=3))

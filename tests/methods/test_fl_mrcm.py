@@ -1,4 +1,4 @@
-"""FL-MRCM: what the target tells, how sources align with it, and that without alignment it is FedAvg."""
+"""FL-MRCM: releases of the target site, alignment of the sources, and FedAvg without alignment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ENGINES = ["stacked", "one-by-one"]
 
 
 def heads(count: int, seed: int, shade: float) -> TensorData:
-    """Images of one site, darker or brighter than another's."""
+    """Return images of one site; sites differ in brightness."""
     generator = torch.Generator().manual_seed(seed)
     inside = TASK.sample_maps(count, 8, 8, generator).float()
     x = (shade * inside * (0.7 + 0.3 * torch.rand(count, 8, 8, generator=generator)) * 2 - 1).unsqueeze(1)
@@ -59,10 +59,10 @@ def world(
     return made
 
 
-# --- what the target tells -------------------------------------------------------------------------
+# --- releases of the target -------------------------------------------------------------------------
 
 
-def test_target_releases_features_of_the_servers_network() -> None:
+def test_target_releases_features_of_server_network() -> None:
     made = world(replace(CONFIG, target="n1"))
     server, w = copy.deepcopy(made.server.student), to_vector(made.server.student)
     features = made.federation.query("send_features", nodes=["n1"], parameters=w, round=torch.tensor(1))[
@@ -83,16 +83,16 @@ def test_other_nodes_refuse_features_with_named_target() -> None:
 
 
 def test_queries_and_bytes_of_features() -> None:
-    made = run(world())  # the target is the first node
+    made = run(world())  # the first node is the target
     summary = made.audit.traffic_totals()
     assert summary["queries_by_name"] == {"count_samples": 1, "send_features": 2, "train": 2, "align": 2}
     size = 6 * 16 * 2 * 2 * 4
-    # Up once a round, and down to both sources.
+    # Up once per round, and down to both sources.
     assert summary["by_kind"][FEATURES] == {"up": 2 * size, "down": 2 * 2 * size}
     assert set(summary["by_kind"]) == {"data sizes", FEATURES, "parameters", "schedule"}  # no identifiers
 
 
-def test_a_target_that_is_no_node_is_refused() -> None:
+def test_rejects_target_that_is_not_a_node() -> None:
     with raises_invalid("method.target", "x", "one of n0, n1, n2"):
         world(replace(CONFIG, target="x"))
 
@@ -108,11 +108,11 @@ def test_mechanisms_refuse_features_and_adversarial_training() -> None:
         PrivacyMechanism("n0", DPSGD(), side, LOCAL, 10, TASK)
 
 
-# --- how sources align -----------------------------------------------------------------------------
+# --- alignment at the sources ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_without_alignment_it_is_fedavg(engine: str) -> None:
+def test_without_alignment_fl_mrcm_equals_fedavg(engine: str) -> None:
     made, plain = (
         run(world(config, engine=engine)) for config in (replace(CONFIG, lambda_adv=0.0), FedAvg(rounds=2))
     )
@@ -120,8 +120,8 @@ def test_without_alignment_it_is_fedavg(engine: str) -> None:
     assert set(made.side.queries) == {"count_samples", "train"}
 
 
-def test_a_step_at_a_source_by_hand() -> None:
-    """The identifier first, then the model against the one that has learned: plain descent."""
+def test_step_at_source_by_hand() -> None:
+    """First a step of the identifier, then plain descent of the model against the updated identifier."""
     rate = 0.1
     local = replace(LOCAL, optimizer="sgd", lr=rate, lr_end=rate, momentum=0.0)
     config = replace(CONFIG, lambda_adv=0.7)
@@ -137,14 +137,14 @@ def test_a_step_at_a_source_by_hand() -> None:
     ones, zeros = torch.ones(4, 1), torch.zeros(4, 1)
     fooled = F.binary_cross_entropy_with_logits
     L_C = 0.5 * (fooled(C(z_t), ones) + fooled(C(z.detach()), zeros))
-    for weight, slope in zip(C.parameters(), torch.autograd.grad(L_C, list(C.parameters())), strict=True):
-        weight.grad = slope
+    for weight, gradient in zip(C.parameters(), torch.autograd.grad(L_C, list(C.parameters())), strict=True):
+        weight.grad = gradient
     adam.step()
     loss = (model(x) - y).abs().mean() + 0.7 * fooled(C(z), ones)
-    slopes = torch.autograd.grad(loss, list(model.parameters()))
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
     with torch.no_grad():
-        for parameter, slope in zip(model.parameters(), slopes, strict=True):
-            parameter.sub_(rate * slope)
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.sub_(rate * gradient)
 
     group = NodeGroup([node])
     group.module("model").train(True)
@@ -157,11 +157,11 @@ def test_a_step_at_a_source_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("spec", "part"), [("unet:4", "extractor.encoder"), ("small-cnn:4", EXTRACTOR)])
-def test_latent_features_are_the_encoders_or_else_the_extractors(spec: str, part: str) -> None:
+def test_latent_features_are_from_encoder_or_extractor(spec: str, part: str) -> None:
     assert latent_module_name(split_model(build(spec, SHAPE, 1, 0), "model")) == part
 
 
-# --- those who leave ---------------------------------------------------------------
+# --- excluded nodes ----------------------------------------------------------------
 
 
 def test_sources_use_last_features_of_excluded_target() -> None:
@@ -197,11 +197,13 @@ def test_sources_train_without_failed_target(query: str, quorum: float) -> None:
     assert made.federation.present == ("n1", "n2")
     assert not torch.equal(to_vector(made.server.student), before)
     counts = made.audit.traffic_totals()["queries_by_name"]
-    assert counts.get("align", 0) == (2 if query == "train" else 0), "with its last features, if any"
+    assert counts.get("align", 0) == (2 if query == "train" else 0), (
+        "with the last features of the target, if any"
+    )
 
 
 def test_run_stops_without_any_response() -> None:
-    made = world(replace(CONFIG, participation=0.34))  # one node a round
+    made = world(replace(CONFIG, participation=0.34))  # one node per round
     made.federation.link = LinkConfig(quorum=0.3)
 
     def faulty(name: str, nodes: Any, sent: Any, response: Any) -> Any:

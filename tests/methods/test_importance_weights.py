@@ -1,4 +1,4 @@
-"""FedGO's weights against the best there are, on data whose densities are known."""
+"""FedGO's weights compared with the optimal weights, on data with known densities."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.support import small_world
 from tests.support.small_world import made, make_nodes
 
 SIZES = (30, 10, 20)
-OWN = [Normal(-1.0, 0.5), Normal(0.5, 1.0), Normal(2.0, 0.7)]  # what each node's data are like
-MADE = Normal(0.0, 2.0)  # and what the generator makes
+OWN = [Normal(-1.0, 0.5), Normal(0.5, 1.0), Normal(2.0, 0.7)]  # distributions of the nodes' data
+MADE = Normal(0.0, 2.0)  # distribution of generated data
 X = torch.linspace(-2.5, 3.5, 13)
 
 
 def best(critic: Any) -> torch.Tensor:
-    """A critic's value where it has learned all there is: high where it sees what was made."""
+    """Return the output of the optimal critic, which is high for generated data."""
     return MADE.log_prob(X) - critic.log_prob(X)
 
 
 def learned(own: Normal) -> torch.Tensor:
-    """The same of a critic that learned from samples; the log of a ratio of Gaussians is quadratic."""
+    """Return the output of a trained critic; the log ratio of Gaussians is quadratic."""
 
     def quadratic_features(x: torch.Tensor) -> torch.Tensor:
         return torch.stack([torch.ones_like(x), x, x**2], 1)

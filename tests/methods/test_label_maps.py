@@ -23,7 +23,7 @@ from tests.support.small_world import change_responses
 
 
 def at(one: World, **changes: Any) -> Server:
-    """The server, with other parts than it has."""
+    """Return a copy of the server with changed attributes."""
     server = copy.copy(one.server)
     for name, value in changes.items():
         setattr(server, name, value)
@@ -45,12 +45,12 @@ def test_each_node_sends_its_maps_in_its_own_order() -> None:
         assert torch.equal(maps.pool[mine], expected)
         assert maps.row[mine].tolist() == list(range(len(node.data)))
     assert sent_order(one.nodes[2]).tolist() != list(range(11))
-    maps.fetch(one.server)  # once is enough
+    maps.fetch(one.server)  # fetched only once
     assert up(one) == {"label maps": (5 + 8 + 11) * 16 * 16}
 
 
 @pytest.mark.parametrize("augment", ["none", "mirror", "turn"])
-def test_samples_carry_owner_row_and_pose(augment: Any) -> None:
+def test_samples_have_owner_row_and_pose(augment: Any) -> None:
     one = world()
     maps = gathered(one, augment=augment)
     batch = maps.sample_batch(60, "w", 3)
@@ -77,7 +77,7 @@ def test_sampled_maps_need_no_query() -> None:
     assert maps.sample_batch(3, "w").source[:, 0].tolist() == [-1] * 3
 
 
-def test_public_maps_are_those_of_public_labels() -> None:
+def test_public_maps_equal_public_labels() -> None:
     one, data = world(generator={"conditions": "drawn"}), blobs(6, 9)
     public = PublicData("held-out", data.inputs, data.targets)
     maps = MapSource(MapGenerator(conditions="public"), at(one, public=public))
@@ -87,7 +87,7 @@ def test_public_maps_are_those_of_public_labels() -> None:
             MapSource(MapGenerator(conditions="public"), at(one, public=lacking))
 
 
-def test_images_that_are_not_square_are_not_turned() -> None:
+def test_non_square_images_are_not_rotated() -> None:
     with raises_invalid("method.generator.augment", "turn", "none or mirror"):
         MapSource(MapGenerator(augment="turn"), at(world(), shape=(1, 16, 24)))
 
@@ -95,7 +95,7 @@ def test_images_that_are_not_square_are_not_turned() -> None:
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def test_a_policy_refuses_label_maps_unless_it_names_them() -> None:
+def test_label_maps_need_policy_by_name() -> None:
     with raises_refused("label_maps", "method.generator.conditions"):
         world(policy=PolicyConfig())
     for policy in (PolicyConfig(label_maps=True), PolicyConfig(outputs_only=False)):
@@ -104,14 +104,14 @@ def test_a_policy_refuses_label_maps_unless_it_names_them() -> None:
 
 
 def test_difference_is_refused_by_default() -> None:
-    """Asked often enough that tells the image, though no map has left."""
+    """Repeated queries would reveal the image although no map is released."""
     one = world()
     predict_logits, gate = one.side.queries["predict_logits"], Gate("n0", PolicyConfig(), AuditLog())
     assert str(gate.refusal_reason(predict_logits)).startswith("label_maps: difference may not leave")
     query = world(generator={"pixel": 0.0, "perceptual": 0.0}).side.queries["predict_logits"]
     assert gate.refusal_reason(query) is None
     assert (predict_logits.depends_on_records, query.depends_on_records) == (("difference",), ()), (
-        "it comes of the records themselves"
+        "differences are computed from records"
     )
 
 

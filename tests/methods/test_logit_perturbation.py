@@ -1,4 +1,4 @@
-"""FedKD's quantizer against Eq. 4 by hand, and Laplace noise by its distribution."""
+"""FedKD's quantizer compared with Eq. 4 by hand, and the distribution of Laplace noise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_quantize_clips_to_bound() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_papers_levels_in_one_byte_and_back(dtype: torch.dtype) -> None:
+def test_levels_of_the_paper_round_trip_in_one_byte(dtype: torch.dtype) -> None:
     """S = 200, z_max = 12.5: steps of 1/8."""
     grid = list(range(-100, 101))
     z = (torch.tensor(grid) / 8).to(dtype)
@@ -51,7 +51,7 @@ def test_the_papers_levels_in_one_byte_and_back(dtype: torch.dtype) -> None:
         (2**31, torch.int32),
     ],
 )
-def test_the_wire_type_is_the_smallest_that_holds_every_index(levels: int, kind: torch.dtype) -> None:
+def test_wire_type_is_smallest_for_all_indices(levels: int, kind: torch.dtype) -> None:
     assert index_dtype(levels) is kind
     ends = quantize(torch.tensor([-1.0, 1.0], dtype=torch.float64), levels, 1.0)
     assert ends.dtype is kind
@@ -59,7 +59,7 @@ def test_the_wire_type_is_the_smallest_that_holds_every_index(levels: int, kind:
 
 
 @given(st.integers(1, 70_000), st.floats(0.01, 1e3), st.lists(st.floats(-2e3, 2e3), min_size=1, max_size=20))
-def test_a_value_moves_up_by_less_than_one_step(levels: int, z_max: float, values: list[float]) -> None:
+def test_values_increase_by_less_than_one_step(levels: int, z_max: float, values: list[float]) -> None:
     z = torch.tensor(values, dtype=torch.float64)
     index = quantize(z, levels, z_max)
     moved = index.double() * 2 * z_max / levels - z.clamp(-z_max, z_max)
@@ -76,7 +76,7 @@ def test_rejects_invalid_bound() -> None:
 
 @pytest.mark.parametrize("levels", [1, 2, 200, 254, 255, 65534, 65535])
 def test_nan_is_sent_and_reported_by_the_server(levels: int) -> None:
-    """A node that refused it would tell something that is neither charged nor counted."""
+    """A refusal by the node would be a release that is neither charged nor counted."""
     z = torch.tensor([[0.5, -1.0], [math.nan, 1.0]])
     back = dequantize(quantize(z, levels, 1.0), levels, 1.0)
     assert back.isnan().tolist() == [[False, False], [True, False]]

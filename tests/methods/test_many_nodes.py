@@ -1,4 +1,4 @@
-"""Many nodes, few asked: what a server does for a query grows with the nodes, not with their square."""
+"""Queries of few among many nodes: the server's work grows linearly with the number of nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedstill.methods._label_histogram import LabelHistogram
 
 
 class Compared(str):
-    """A name that counts how often names are compared."""
+    """A name that counts comparisons of names."""
 
     count = 0
     __hash__ = str.__hash__
@@ -23,13 +23,13 @@ class Compared(str):
 
 
 class Chooses(Federation):
-    """A federation that is never asked."""
+    """A federation for choosing nodes only."""
 
     collect_responses = collect_gradients = _refusal_rule = _query_limit = None  # type: ignore[assignment]
 
 
 def compared(nodes: int) -> int:
-    """Comparisons of names, and calls, as some of so many nodes are chosen, by names equal to theirs."""
+    """Return the number of name comparisons and calls when some of this many nodes are selected."""
     federation = Chooses([Compared(f"node-{k}") for k in range(nodes)], {})
     histogram = LabelHistogram(
         tuple(Compared(f"node-{k}") for k in range(nodes)), torch.ones(nodes, 2), torch.ones(nodes)
@@ -52,5 +52,5 @@ def compared(nodes: int) -> int:
     return Compared.count + calls
 
 
-def test_choosing_nodes_takes_twice_as_long_among_twice_as_many() -> None:
+def test_selection_takes_linear_time() -> None:
     assert compared(400) <= 2.2 * compared(200)

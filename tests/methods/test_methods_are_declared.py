@@ -1,4 +1,4 @@
-"""No package but methods knows a method, an option or a tensor of one by name: all is declared."""
+"""No other package knows a method, its options or its tensors by name: methods declare all of these."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedstill.protocol.node_side import NodeSetting, placeholder_public
 from fedstill.tasks import TASKS
 
 PACKAGE = Path(fedstill.__file__).parent
-# Files that may name methods: the public API, the registry, and the examples in the command line's help.
+# Files that may name methods: the public API, the registry, and examples in the command's help.
 LISTS = ("__init__.py", "protocol/method.py", "protocol/needs.py", "api.py", "cli/main.py")
-# Figures of a result that are called like a method which has that figure alone.
+# Metrics that have the same name as the method that they are computed by.
 FIGURES = {"standalone", "centralized", "ensemble"}
 
 
 def code(path: Path, names: bool) -> Iterator[tuple[int, str]]:
-    """Texts of a file's code, and names if wanted, with their lines; docstrings may cite, and are none."""
+    """Yield the strings of a file's code, and optionally its names, with their lines; without docstrings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     cited = {
         id(node.value)
@@ -40,7 +40,7 @@ def code(path: Path, names: bool) -> Iterator[tuple[int, str]]:
 
 
 def keys(path: Path) -> Iterator[tuple[int, str]]:
-    """Texts by which a file's code looks something up, with their lines: ``a["x"]``, ``a.get("x")``."""
+    """Yield the strings that a file's code uses as keys, with their lines: ``a["x"]``, ``a.get("x")``."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         key: ast.expr | None = None
         if isinstance(node, ast.Subscript):
@@ -52,7 +52,7 @@ def keys(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def elsewhere() -> list[Path]:
-    """Files of all packages but ``methods/``."""
+    """Return the files of all packages except ``methods/``."""
     return [
         path
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -71,22 +71,22 @@ def code_matches(pattern: str, *, whole: bool = False, names: bool = False) -> l
     ]
 
 
-def test_no_method_is_known_by_name() -> None:
+def test_code_contains_no_method_names() -> None:
     classes = [path.rpartition(":")[2] for path in METHODS.builtin.values()]
     names = {*METHODS.builtin, *classes} - FIGURES - {"Centralized", "Standalone"}
-    # A preset's name holds a method's.
+    # A preset's name contains that of a method.
     assert code_matches(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(names)))})(?![\w-])", names=True) == []
 
 
-def test_no_option_of_a_method_is_known_by_name() -> None:
+def test_code_contains_no_method_option_names() -> None:
     options = {
         field.name for method in METHODS.importable_objects().values() for field in dataclasses.fields(method)
     }
     assert code_matches(rf"\bmethod\.({'|'.join(sorted(options))})\b") == []
 
 
-def test_no_tensor_of_a_method_is_known_by_name() -> None:
-    """Kinds are what other packages know; a tensor that is called as its kind is one of these."""
+def test_code_contains_no_method_tensor_names() -> None:
+    """Other packages know payload kinds; a tensor that has the name of its kind counts as a kind."""
     tensors: set[str] = set()
     for task in (TASKS[name]().minimal_task() for name in TASKS.builtin):
         setting = NodeSetting(task, LocalConfig(), Compute(), placeholder_public(task))
@@ -99,8 +99,8 @@ def test_no_tensor_of_a_method_is_known_by_name() -> None:
                     continue
                 tensors |= {part for each in queries for part in (*each.sends, *each.releases)}
     assert {"logits", "counts", "x"} <= tensors
-    # Audits of gates ask queries of their own, `methods/audit_method.py`, and read the answers; an approval's
-    # document has keys of its own.
+    # Audits of gates have their own queries, `methods/audit_method.py`, and read the responses. Approval
+    # documents have their own keys.
     others = ("mechanism_audits.py", "approvals.py")
     # Roles, and keys of files, results and batches.
     tensors -= {"critic", "features", "inputs", "targets", "round", "view"}

@@ -1,4 +1,4 @@
-"""Methods under a mechanism: every release is charged as the mechanism says, and engines change no figure."""
+"""Methods under a mechanism: each release is charged as declared, and engines give equal metrics."""
 
 from __future__ import annotations
 
@@ -81,23 +81,23 @@ def schedule(experiment: Simulation, index: int) -> PrivacyCost | None:
     return total_cost(budgets.mechanism.run_costs())
 
 
-# --- what is charged ----------------------------------------------------------------------------------
+# --- privacy cost -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "options", "mechanism"), CASES)
-def test_a_whole_run_costs_what_its_mechanism_declares(
+def test_cost_of_run_equals_declared_cost(
     method: str, options: dict[str, Any], mechanism: str, tmp_path: Path
 ) -> None:
     experiment, metrics = ran(setting(method, options, [privately(mechanism)] * 3), tmp_path)
     audit = AuditLog(tmp_path / FILE, read_only=True)
     for index, node in enumerate(experiment.nodes):
         declared = schedule(experiment, index)
-        assert declared, "there is something to pay"
+        assert declared, "the run has a cost"
         record = metrics["privacy"]["nodes"][index]
-        if method != "ensemble":  # which is not known beforehand to ask anything
+        if method != "ensemble":  # not known beforehand to send queries
             assert total_charged(experiment.audit, node.name) == (cost_to_dict(declared), 0)
         spent = audit.spending(node.name, "run")
-        assert spent.run_events == total_charged(experiment.audit, node.name)[0], "also on disk"
+        assert spent.run_events == total_charged(experiment.audit, node.name)[0], "also in the audit log"
         assert spent.run_no_guarantee == 0
         cost = compute_epsilon(cost_from_dict(spent.run_events), 1e-5)
         assert record["epsilon"] == pytest.approx(cost)
@@ -112,13 +112,13 @@ def test_fediod_under_dp_sgd_by_hand() -> None:
     experiment, _ = ran(setting("fediod", {}, [privately("dp-sgd")] * 3))
     for node, size, steps in zip(experiment.nodes, SIZES, (5, 3, 5), strict=True):
         model = Event("gaussian", 0.5, rate=16 / size)  # 2 epochs in batches of 16
-        critic = Event("gaussian", 1.0, rate=8 / size)  # a step for each of 3 queries
+        critic = Event("gaussian", 1.0, rate=8 / size)  # one step for each of 3 queries
         cost = PrivacyCost({model: steps, critic: 3, Event("laplace", 10.0): 1})
         assert total_charged(experiment.audit, node.name) == (cost_to_dict(cost), 0)
 
 
 def test_critic_steps_of_queries_with_differences_cost_no_more() -> None:
-    """Three times as many inputs are in a query, and as many records in a step of the critic."""
+    """A query has three times as many inputs, and a critic step three times as many records."""
     options = {"backpropagate": False, "directions": 2}
     experiment, _ = ran(setting("fediod", options, [privately("dp-sgd")] * 3))
     assert experiment.side.queries["predict_logits"].rows == 3 * 8
@@ -133,18 +133,18 @@ def test_fediod_under_pate_by_hand() -> None:
     counts, (votes, *more) = Event("laplace", 10.0), sorted(set(cost) - {Event("laplace", 10.0)}, key=str)
     assert (cost[counts], cost[votes]) == (1, 3)
     noises = sorted(event.noise for event in (votes, *more))
-    # 8 rows: 0.5 x 4 / (2 sqrt(8)) of gradients, and 2 / sqrt(2 x 8) of votes
+    # 8 rows: 0.5 x 4 / (2 sqrt(8)) for gradients, and 2 / sqrt(2 x 8) for votes
     assert noises == pytest.approx([2 / (2 * 8**0.5), 2 / 4])
 
 
-def test_fedavg_charges_each_round_its_part() -> None:
+def test_fedavg_charges_each_round() -> None:
     experiment, _ = ran(setting("fedavg", {"rounds": 2}, [privately("dp-sgd", counts_noise=2.0)] * 3))
     for node, size, steps in zip(experiment.nodes, SIZES, (5, 3, 5), strict=True):
         cost = PrivacyCost({Event("gaussian", 0.5, rate=16 / size): steps, Event("laplace", 2.0): 1})
         assert total_charged(experiment.audit, node.name) == (cost_to_dict(cost), 0)
 
 
-def test_nodes_may_differ_in_how_they_protect() -> None:
+def test_nodes_may_use_different_mechanisms() -> None:
     privacies = [privately("dp-sgd"), privately("pate"), NoPrivacy()]
     _, metrics = ran(setting("fediod", {}, privacies))
     record = metrics["privacy"]
@@ -168,12 +168,12 @@ def test_run_spends_nearly_its_epsilon(method: str, mechanism: str) -> None:
         assert node["left"] == pytest.approx(20 - node["epsilon"])
 
 
-# --- engines, stops -----------------------------------------------------------------------------------
+# --- engines, interrupted runs ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "mechanism"), ONCE)
 def test_engines_give_equal_metrics(method: str, mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines differ in last digits, after which noise is named: here it is named after all else."""
+    """Noise depends on rounding, in which engines differ; here its name is independent of it."""
     draws: Any = PrivacyMechanism.noise_sampler
 
     def unstamped(self: PrivacyMechanism, *names: str | int) -> Any:
@@ -189,7 +189,7 @@ def test_engines_give_equal_metrics(method: str, mechanism: str, monkeypatch: py
 
 
 class Stopped(Exception):
-    """A run that is killed."""
+    """Raised to stop a run."""
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def test_resumed_run_is_charged_once(
     given = [privately(mechanism)] * 3
     whole, metrics = ran(setting(method, {}, given))
     broken = Simulation(setting(method, {}, given))
-    step, turns = Server.step, iter(range(1))
+    step, allowed_steps = Server.step, iter(range(1))
 
     def stops(self: Any) -> Any:
-        if next(turns, None) is None:
+        if next(allowed_steps, None) is None:
             raise Stopped
         return step(self)
 
@@ -221,10 +221,10 @@ def test_resumed_run_is_charged_once(
     audit.close()
 
 
-# --- what cannot be -----------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------------
 
 
-def test_training_rounds_are_refused_under_pate_and_unprotected_under_noisy_outputs() -> None:
+def test_pate_refuses_training_rounds_and_noisy_outputs_give_no_guarantee() -> None:
     with raises_refused("privacy", "trained once"):
         Simulation(setting("fedavg", {}, [privately("pate")] * 3))
     _, metrics = ran(setting("fedavg", {}, [privately("noisy-outputs")] * 3))
@@ -233,24 +233,24 @@ def test_training_rounds_are_refused_under_pate_and_unprotected_under_noisy_outp
         Simulation(setting("fedavg", {}, [privately("noisy-outputs", epsilon=100.0)] * 3))
 
 
-def test_public_data_among_a_nodes_own_are_refused_under_a_mechanism() -> None:
+def test_mechanism_refuses_public_data_in_local_training() -> None:
     with raises_invalid("privacy.mechanism of node-0", "dp-sgd", "none", "public data"):
         Simulation(setting("fedkd", {"labeled": True, "levels": 0}, [privately("dp-sgd")] * 3))
 
 
-def test_ratings_of_critics_on_the_records_themselves_are_refused_under_a_budget() -> None:
+def test_budget_refuses_critic_outputs_on_records() -> None:
     bare = setting("fediod", {"importance": "realness"}, [privately("pate", epsilon=1e6)] * 3)
     with raises_refused("privacy: a budget is set", "pate", "critic", query="count_labels"):
         Simulation(bare)
 
 
 @pytest.mark.parametrize("mechanism", ["pate", "noisy-outputs"])
-def test_a_distance_to_batch_norm_that_no_noise_covers_is_refused_under_a_budget(mechanism: str) -> None:
+def test_budget_refuses_batch_norm_distance_without_noise(mechanism: str) -> None:
     bare = setting("dense", {}, [privately(mechanism, epsilon=1e6)] * 3)
     with raises_refused("privacy", "batch norm distance"):
         Simulation(bare)
 
 
-def test_a_run_beyond_the_budget_is_refused_before_anything_is_trained() -> None:
+def test_run_over_budget_is_refused_before_training() -> None:
     with raises_refused("privacy budget", "epsilon 0.5"):
         Simulation(setting("fediod", {}, [privately("dp-sgd", epsilon=0.5)] * 3))

@@ -71,7 +71,7 @@ ALLOWED = ("on_public", "before_records")
 
 @dataclass(frozen=True, kw_only=True)
 class Trains(Method):
-    """One query that trains on some examples; with ``warm_up`` an earlier one reads the records alone."""
+    """One query that trains on some examples; with ``warm_up``, an earlier query only reads the records."""
 
     title: ClassVar[str] = "Trains"
     initial_training: ClassVar[None] = None
@@ -128,5 +128,5 @@ def test_cached_records_of_an_earlier_query_are_refused() -> None:
         run("on_cached_records", warm_up=True)
 
 
-def test_each_query_reads_for_itself() -> None:
+def test_each_query_tracks_its_own_reads() -> None:
     assert run("on_public", warm_up=True) == [True, True]

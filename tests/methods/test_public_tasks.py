@@ -1,4 +1,4 @@
-"""Methods with public data on other tasks than one label an image: by hand, and end to end."""
+"""Methods with public data on tasks other than single-label classification: by hand, and end to end."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ METHODS = (
 @pytest.mark.usefixtures("steady_adam")
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("method", METHODS, ids=method_name)
-def test_each_method_runs_each_task_on_both_engines_alike(name: str, method: Any) -> None:
+def test_methods_run_tasks_equally_on_both_engines(name: str, method: Any) -> None:
     key = task_of(name).metric
     metrics = [
         Simulation(setting(name, method, engine=EngineConfig(batching=engine))).run()
@@ -141,7 +141,7 @@ CLEAR = FedKD(student=StudentTraining(epochs=1, batch=4), levels=0, gamma=math.i
 
 
 def taught(name: str, config: FedKD, parts: Sequence[TensorData]) -> tuple[Simulation, torch.Tensor]:
-    """A run, and what its trained nodes answer about the public data: (K, N, ...)."""
+    """Return a run, and the trained nodes' outputs on the public data: (K, N, ...)."""
     one = setting(name, config, parts=parts)
     experiment = Simulation(one)
     experiment.run()
@@ -152,20 +152,20 @@ def taught(name: str, config: FedKD, parts: Sequence[TensorData]) -> tuple[Simul
 
 def test_node_without_a_label_has_no_weight_for_it() -> None:
     first, second = data_of("multi-label", 12, 0), data_of("multi-label", 9, 1)
-    first.targets[:, 2] = -1  # each knows two of three labels
+    first.targets[:, 2] = -1  # each node knows two of three labels
     second.targets[:, 0] = -1
     experiment, z = taught("multi-label", CLEAR, [first, second])
     n = torch.stack([(part.targets == 1).sum(0) for part in (first, second)]).float()
     expected = torch.stack([z[0, :, 0], (n[:, 1, None] * z[:, :, 1]).sum(0) / n[:, 1].sum(), z[1, :, 2]], 1)
     state = experiment.server.state
     torch.testing.assert_close(state.z_hat[0], expected, rtol=1e-4, atol=1e-5)
-    assert state.histogram.sizes.tolist() == [12, 9], "not the sum of labels"
+    assert state.histogram.sizes.tolist() == [12, 9], "numbers of examples, not of labels"
 
 
 @pytest.mark.parametrize(
     ("name", "predictions"), [("segmentation", 1), ("segmentation", 2), ("reconstruction", 1)]
 )
-def test_maps_and_images_are_ensembled_pixel_by_pixel(name: str, predictions: int) -> None:
+def test_maps_and_images_are_ensembled_per_pixel(name: str, predictions: int) -> None:
     parts = [data_of(name, 6, 0), data_of(name, 4, 1)]
     experiment, z = taught(name, replace(CLEAR, predictions=predictions), parts)  # (2, 21, C, 8, 8)
     counts = torch.stack([task_of(name).counts(part) for part in parts]).float()
@@ -214,7 +214,7 @@ def test_public_only_trains_without_queries() -> None:
     other = setting("multi-label", PublicOnly(), parts=[data_of("multi-label", 5, 50 + k) for k in range(2)])
     Simulation(other).run()
     for mine, theirs in zip(one.student.parameters(), other.student.parameters(), strict=True):
-        assert torch.equal(mine, theirs), "whatever the nodes hold"
+        assert torch.equal(mine, theirs), "independent of the data of nodes"
     fresh = model_of("multi-label", "student")
     assert not torch.equal(next(one.student.parameters()), next(fresh.parameters()))
 
@@ -223,7 +223,7 @@ def test_public_only_trains_without_queries() -> None:
 
 
 def test_centralized_may_train_on_public_data_too() -> None:
-    """FedKD, Table 4: what the student learns from are all nodes' examples and then the public ones."""
+    """FedKD, Table 4: the student trains on all nodes' examples followed by the public ones."""
     for public, count in ((False, 0), (True, 21)):
         one = setting("multi-label", Centralized(public=public))
         experiment = Simulation(one)
@@ -240,7 +240,7 @@ def test_centralized_may_train_on_public_data_too() -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
-    # At scale 4 the noise, which is sampled each time, sometimes leaves a node of a dozen records none.
+    # With noise of scale 4, sampled again in each run, the count of a node with a dozen records could be 0.
     privacy = DPSGD(epsilon=30.0, counts_noise=1.0, training=DPTrainingConfig(clip=0.5))
     metrics = Simulation(
         setting(name, FedKD(student=StudentTraining(epochs=1, batch=8)), privacies=[privacy] * 2)
@@ -249,7 +249,7 @@ def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
         assert node["guarantee"]
         assert 1.0 < node["epsilon"] <= 30.0
         laplace = sorted(event for event in node["events"] if event.startswith("laplace"))
-        # Three labels of a record at scale 1, and the record's place among them; shares with their rounding.
+        # A record's three labels and its count, each at scale 1; shares include their rounding.
         expected = {
             "multi-label": [f"laplace({1 / 3})", "laplace(1.0)"],
             "segmentation": [f"laplace({1 / 1.01})"],

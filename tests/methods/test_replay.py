@@ -19,16 +19,16 @@ def memory_of(size: int) -> Replay:
 
 
 def pairs(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs numbered from ``first`` on, each with its number times ten as the target."""
+    """Return inputs numbered from ``first``, with ten times their number as the target."""
     numbers = torch.arange(first, first + count).float()
     return numbers.view(-1, 1, 1, 1).expand(-1, 1, 2, 2), 10 * numbers.view(-1, 1)
 
 
 def held(memory: Replay) -> set[float]:
-    """All that is remembered, seen through many draws; checks that pairs stay together."""
+    """Return all stored inputs, found by repeated sampling; check that pairs stay together."""
     values: set[float] = set()
-    for turn in range(200):
-        inputs, targets = memory.sample(1, turn)
+    for step in range(200):
+        inputs, targets = memory.sample(1, step)
         assert torch.equal(10 * inputs[:, 0, 0, 0], targets[:, 0])
         values |= set(inputs[:, 0, 0, 0].tolist())
     return values
@@ -39,18 +39,18 @@ def test_replay_overwrites_the_oldest_when_full() -> None:
     expected = [
         ({0, 1}, 2),
         ({0, 1, 2, 3}, 4),
-        ({1, 2, 3, 4, 5}, 5),  # over the edge: 0 is gone, 5 sits in its place
+        ({1, 2, 3, 4, 5}, 5),  # wraps around: 5 replaces 0
         ({3, 4, 5, 6, 7}, 5),
         ({5, 6, 7, 8, 9}, 5),
     ]
-    for turn, (content, length) in enumerate(expected):
-        memory.add(*pairs(2 * turn, 2))
+    for step, (content, length) in enumerate(expected):
+        memory.add(*pairs(2 * step, 2))
         assert held(memory) == content
         assert len(memory) == length
 
 
 def test_replay_samples_do_not_depend_on_reserved_memory() -> None:
-    small, large = memory_of(8), memory_of(10**12)  # which would not fit into any machine
+    small, large = memory_of(8), memory_of(10**12)  # more than any machine's memory
     for memory in (small, large):
         memory.add(*pairs(0, 8))
     draws = [memory.sample(6, 1)[1] for memory in (small, large)]
@@ -67,7 +67,7 @@ def test_small_replay_returns_each_pair_once(count: int) -> None:
     assert targets[:, 0].tolist() == [0, 10]
 
 
-@pytest.mark.parametrize("before", [0, 3, 5, 8])  # empty, partly filled, just full, gone round
+@pytest.mark.parametrize("before", [0, 3, 5, 8])  # empty, partly filled, full, wrapped around
 def test_restored_replay_continues_equally(before: int, tmp_path: Path) -> None:
     memory, again = memory_of(5), memory_of(5)
     for number in range(before):

@@ -1,4 +1,4 @@
-"""Methods whose server sees sums only: the figures that they have without, up to rounding."""
+"""Methods under secure aggregation: the same metrics as without it, up to rounding."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def world(method: Method, sums: bool) -> World:
     specs = ("mlp:8",) * 4 if same else ("small-cnn:4", "resnet8:4", "mlp:8", "mlp:8")
     split = method.needs().split_models
     models = [disagreeing(made(spec, index, parted=split)) for index, spec in enumerate(specs)]
-    # Of the last class only one node has examples, of which few.
+    # Only one node has examples of the last class, and only few.
     nodes = make_nodes(models, classes=lambda index: 2 if index else CLASSES)
     setting: dict[str, Any] = {"public": public_data(12)} if method.needs().public else {}
     student = made("mlp:8", "student", parted=split)
@@ -113,8 +113,8 @@ def test_server_sees_one_response_without_nodes(monkeypatch: pytest.MonkeyPatch)
     }
 
 
-def test_responses_in_a_sum_have_the_digits_of_float32() -> None:
-    """Numbers with few digits, added with known weights, can be taken apart."""
+def test_summed_responses_have_float32_precision() -> None:
+    """Numbers with few digits, added with known weights, could be separated."""
     models = [disagreeing(made("mlp:8", index)) for index in range(3)]
     local, compute = LocalConfig(), Compute(EngineConfig(precision="bfloat16"))
     student = made("mlp:8", "student")
@@ -130,7 +130,7 @@ def test_responses_in_a_sum_have_the_digits_of_float32() -> None:
     torch.testing.assert_close(mean, own / sum(len(node.data) for node in here.nodes), rtol=0, atol=1e-5)
 
 
-def test_a_class_that_no_node_holds_is_never_the_consensus() -> None:
+def test_consensus_excludes_classes_without_records() -> None:
     here = world(FEDKD, True)
     for node in here.nodes:
         node.data = replace(node.data, targets=node.data.targets.clamp(max=CLASSES - 2))
@@ -205,9 +205,9 @@ def test_secure_aggregation_support_equals_documentation() -> None:
     assert named == {name: says.get(summed_outputs(name), summed_outputs(name)) for name in METHODS.builtin}
 
 
-# --- what the sums of a method leave open of a node's response -----------------------------------------
+# --- information about a node's response in the sums of a method ---------------------------------------
 
-STEP = 0.02  # of central differences
+STEP = 0.02  # for central differences
 
 
 class Responder(nn.Module):
@@ -219,14 +219,14 @@ class Responder(nn.Module):
         self.J = nn.Parameter(torch.randn(classes, values, generator=generator))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, ...) to (B, C)."""
+        """Map (B, ...) to (B, C)."""
         return self.z + x.flatten(1)[:, : self.J.shape[1]] @ self.J.T
 
 
 def responding(method: Method, nodes: int, classes: int, values: int = 1, scale: float = 1.0) -> World:
-    """Nodes with such models, which do not move when they are trained.
+    """Return a world of such models, which training does not change.
 
-    Sizes and class counts are unequal, but for those of two nodes: no sum tells their data apart.
+    Sizes and class counts are unequal, except with two nodes, whose data no sum distinguishes.
     """
     generator = torch.Generator().manual_seed(nodes * classes)
     models = [Responder(classes, values, generator, scale) for _ in range(nodes)]
@@ -252,13 +252,13 @@ def responding(method: Method, nodes: int, classes: int, values: int = 1, scale:
 
 
 def server_view(here: World, gradients: bool = False) -> torch.Tensor:
-    """Return everything that the server reads about one input, with the gradients of each class."""
+    """Return everything that the server reads for one input, with the gradients of each class."""
     outputs = []
     for name, query in here.side.queries.items():
-        if not query.sums_outputs or "consensus" in query.sends:  # which is the other query once more
+        if not query.sums_outputs or "consensus" in query.sends:  # that query equals the other one
             continue
         x = torch.zeros(1, *small_world.SHAPE, requires_grad=gradients)
-        view = next(VIEWS)  # of which nothing is cached; the input is zero in all of them
+        view = next(VIEWS)  # with an empty cache; the input is zero in all views
         given = {"x": x, "rows": [0, 1] if "view" in query.sends else [0], "view": view, "round": 0}
         sent = {part: given[part] for part in query.sends}
         for each in range(here.server.task.classes if gradients else 1):
@@ -270,7 +270,7 @@ def server_view(here: World, gradients: bool = False) -> torch.Tensor:
 
 
 def derivatives(here: World, of: str, **how: bool) -> torch.Tensor:
-    """Derivatives of :func:`seen` with respect to the nodes' z or J, by central differences."""
+    """Return derivatives of :func:`server_view` by the nodes' z or J, from central differences."""
     columns = []
     for node in here.nodes:
         parameter = node.model.get_parameter(of)
@@ -298,9 +298,9 @@ ABOUT_OUTPUTS = {
 def test_sums_do_not_determine_single_responses(
     method: Method, nodes: int, classes: int, scale: float
 ) -> None:
-    """About one input there are C independent equations for K C unknowns, also where nodes are certain.
+    """One input gives C independent equations for K C unknowns, also if the nodes' predictions are certain.
 
-    There, the logarithms of probabilities are 0 in all nodes but those that choose another class.
+    In that case log-probabilities are 0 in all nodes except those that predict another class.
     """
     J = derivatives(responding(method, nodes, classes, scale=scale), "z")
 
@@ -309,7 +309,7 @@ def test_sums_do_not_determine_single_responses(
 
 
 def test_gradients_of_a_sum_do_not_determine_single_nodes() -> None:
-    """Also where the responses are known: a gradient has an equation a value of the input, and K unknowns."""
+    """Also with known responses: a gradient gives one equation per input value, with K unknowns."""
     nodes, classes, values = 3, 2, 2
     here = responding(FEDIOD, nodes, classes, values)
     z, J = (
@@ -323,7 +323,7 @@ def test_gradients_of_a_sum_do_not_determine_single_nodes() -> None:
 
 
 def test_gradients_of_two_statistics_determine_single_gradients() -> None:
-    """Entropies next to log-probabilities would determine them, for three nodes and two classes."""
+    """Entropies in addition to log-probabilities would determine them, for three nodes and two classes."""
     nodes, classes, values = 3, 2, 2
     z = torch.randn(nodes, classes, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     J = torch.randn(nodes, classes, values, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""Backbones: real loading code on tiny networks that the tests make. No downloads."""
+"""Backbones: the real loading code on tiny networks made by the tests. No downloads."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def images(count: int, raw: RawInputs = GRAY) -> torch.Tensor:
     return torch.rand(count, *raw.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
-def test_random_conv_has_the_features_of_the_network_of_that_name() -> None:
+def test_random_conv_has_features_of_built_in_network() -> None:
     with seeded(0, "backbone"):
         network = RandomConv((1, 8, 8), 2, width=4)
-    expected = nn.Sequential(*list(network)[:4])(images(3))  # up to its normalization
+    expected = nn.Sequential(*list(network)[:4])(images(3))  # layers up to the normalization
     torch.testing.assert_close(load_backbone(Features("random-conv:4"), GRAY)(images(3)), expected)
 
 
-def test_pixels_are_resized_repeated_and_normalized_as_the_backbone_expects() -> None:
+def test_pixels_are_resized_repeated_and_normalized_for_the_backbone() -> None:
     convert = PixelConversion(GRAY, 3, 16, (0.1, 0.2, 0.3), (0.5, 0.25, 0.125))
-    x = torch.full((2, 1, 8, 8), 0.2)  # 0.6 of a pixel
+    x = torch.full((2, 1, 8, 8), 0.2)  # pixel value 0.6
     expected = (0.6 - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([0.5, 0.25, 0.125])
     torch.testing.assert_close(convert(x), expected.view(1, 3, 1, 1).expand(2, 3, 16, 16))
 
@@ -76,7 +76,7 @@ def test_weights_with_other_names_are_refused(tmp_path: Path) -> None:
         load_backbone(Features(TINY, weights=path), GRAY)
 
 
-def test_weights_in_a_pickle_are_refused(tmp_path: Path) -> None:
+def test_rejects_pickled_weights(tmp_path: Path) -> None:
     torch.save(load_backbone(Features(TINY), GRAY).network.state_dict(), tmp_path / "w.pt")
     with pytest.raises(ModelError, match=r"features\.weights 'w\.pt' .*safetensors"):
         load_backbone(Features(TINY, weights=str(tmp_path / "w.pt")), GRAY)
@@ -110,7 +110,7 @@ def test_invalid_options_are_refused_in_one_line(options: Features, message: str
         ("torchvision:resnet18", "", "features.weights"),
     ],
 )
-def test_no_library_is_asked_for_a_hub_or_its_own_weights(
+def test_rejects_hubs_and_library_weights_before_import(
     monkeypatch: pytest.MonkeyPatch, backbone: str, weights: str, option: str
 ) -> None:
     monkeypatch.setattr(backbones.importlib, "import_module", lambda name: pytest.fail(f"imports {name}"))
@@ -119,7 +119,7 @@ def test_no_library_is_asked_for_a_hub_or_its_own_weights(
 
 
 class Library:
-    """Stands in for timm and torchvision: its pretrained weights cannot be asked for."""
+    """Stub of timm and torchvision that fails if pretrained weights are requested."""
 
     def __init__(self) -> None:
         self.models = self
@@ -188,9 +188,9 @@ def test_onnx_graph_is_a_backbone(tmp_path: Path) -> None:
 def test_onnx_graph_with_weights_in_another_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The digest would not depend on them."""
+    """The digest would not depend on these weights."""
     onnx = pytest.importorskip("onnx")
-    monkeypatch.chdir(tmp_path)  # where onnxruntime looks for the other file
+    monkeypatch.chdir(tmp_path)  # the folder in which onnxruntime looks for the other file
     onnx.save_model(onnx_backbone(), "b.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     with pytest.raises(ModelError, match="other files"):
         load_backbone(Features("b.onnx"), GRAY)
@@ -238,7 +238,7 @@ def test_dead_feature_of_batch_norm_is_not_scaled_up() -> None:
     backbone = load_backbone(Features(TINY), GRAY)
     norm: Any = backbone.network.norm
     norm.weight.copy_(torch.tensor([0.1, 1.0, 2.0]))
-    norm.bias.copy_(torch.tensor([-9.0, 0.0, 3.0]))  # the first is 0 after the activation
+    norm.bias.copy_(torch.tensor([-9.0, 0.0, 3.0]))  # the first output of the activation is 0
     _, std = batch_norm_moments(backbone)
     assert float(std[0]) == pytest.approx(0.1 * math.sqrt(float(std[1] ** 2 + std[2] ** 2) / 3), rel=1e-5)
 
@@ -260,3 +260,18 @@ def test_features_are_normalized_by_example_or_by_moments() -> None:
     )
     scale = FeatureScale(False, torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
     torch.testing.assert_close(scale(f), torch.tensor([[0.0, 0.5], [9.0, 6.0]]))
+    scale = FeatureScale(False, torch.tensor([1.0, 2.0]), projection=torch.tensor([[0.5], [2.0]]))
+    torch.testing.assert_close(scale(f), torch.tensor([[2.0], [28.5]]))
+
+
+@pytest.mark.parametrize("normalize", ["none", "example", "backbone"])
+def test_components_of_other_than_public_data_are_refused(normalize: Any) -> None:
+    with raises_invalid("features.components", 2, "public"):
+        Features("random-conv", normalize=normalize, components=2)
+
+
+def test_more_components_than_features_are_refused() -> None:
+    options = Features(TINY, normalize="public", components=3)
+    assert options.model_width(3) == 3
+    with raises_invalid("features.components", 3, "0 to 2"):
+        options.model_width(2)

@@ -106,10 +106,11 @@ def test_raw_images_have_pixels_from_0_to_1() -> None:
 def test_numbers_of_a_raw_model_are_in_the_unit_of_the_target() -> None:
     class Days:
         def predict(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            return np.where(np.isnan(x[:, 0]), 10.0, x[:, 0] / 3)  # 25 days at 75
+            return np.where(np.isnan(x[:, 0]), 10.0, x[:, 0] / 3)  # age 75 yields 25 days
 
     assert build_source(Days(), table(DAYS), input_format="raw")(ROWS).tolist() == [[0.5], [-1.0]]
-    scaled = build_source(lambda x: x[:, :1], table(DAYS))(ROWS)  # of inputs as they are, numbers are, too
+    # outputs for normalized inputs are normalized
+    scaled = build_source(lambda x: x[:, :1], table(DAYS))(ROWS)
     assert scaled.tolist() == [[0.5], [0.0]]
 
 
@@ -149,7 +150,7 @@ def test_gradients_pass_through_the_class_map() -> None:
 
 
 def test_single_score_belongs_to_the_second_class() -> None:
-    share = build_source(lambda x: x[:, 3], table(), output_format="probabilities")(ROWS)  # 1, 0
+    share = build_source(lambda x: x[:, 3], table(), output_format="probabilities")(ROWS)  # scores 1, 0
     assert share.argmax(1).tolist() == [1, 0]
     score = build_source(lambda x: x[:, 3:4] * 4, table())(ROWS)
     assert score.tolist() == [[0.0, 4.0], [0.0, 0.0]]
@@ -161,7 +162,7 @@ def test_single_score_belongs_to_the_second_class() -> None:
 @pytest.mark.parametrize("kind", [RandomForestClassifier, HistGradientBoostingClassifier])
 def test_skops_file_predicts_like_the_estimator(tmp_path: Path, kind: Callable[..., Any]) -> None:
     skops = pytest.importorskip("skops.io")
-    estimator = kind(random_state=0).fit(X, np.array(["yes", "no"])[Y])  # in another order than the table's
+    estimator = kind(random_state=0).fit(X, np.array(["yes", "no"])[Y])  # in another order than in the table
     skops.dump(estimator, tmp_path / "model.skops")
     model = build_named("model.skops", tmp_path)
     expected = torch.from_numpy(estimator.predict_proba(X)).float()  # sorted: no, yes
@@ -317,7 +318,7 @@ def test_endpoint_redirects_failures_and_long_responses_are_errors(monkeypatch: 
         Endpoint(url)(rows)
     with pytest.raises(
         PredictorError, match=r"http://127\.0\.0\.1:\d+/predict cannot be reached"
-    ):  # it is gone
+    ):  # the server has stopped
         Endpoint(url)(rows)
     monkeypatch.setattr(predictors, "MAX_RESPONSE_BYTES", 10)
     response = {"logits": [[1, 2]] * 2}
@@ -352,7 +353,7 @@ def test_endpoint_with_endless_headers_times_out(monkeypatch: pytest.MonkeyPatch
         since = time.monotonic()
         with pytest.raises(PredictorError, match=r"after 0\.2 seconds"):
             Endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}/", seconds=0.2)(np.zeros((2, 5)))
-    assert time.monotonic() - since < 20  # they last longer
+    assert time.monotonic() - since < 20  # the headers would last longer
 
 
 def test_slow_endpoint_times_out() -> None:
@@ -382,5 +383,5 @@ def test_module_without_input_gradient_is_detected() -> None:
     assert not models.carries_gradient(Wrapped(forest), (5,))
     assert not models.carries_gradient(build_source(forest, table()), (5,))
     silent = nn.Linear(5, 2).requires_grad_(False)
-    nn.init.zeros_(silent.weight)  # it has a gradient, which is zero: networks may begin so
+    nn.init.zeros_(silent.weight)  # a gradient of zero is accepted, since networks may have it initially
     assert models.carries_gradient(silent, (5,))

@@ -1,4 +1,4 @@
-"""Networks split into extractor and head: position of the split, equal outputs, rejected networks."""
+"""Networks split into extractor and head: position of the split, equal outputs, and rejected networks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def layer_types(module: nn.Module) -> list[str]:
 
 
 def same_function(model: nn.Module, parts: Split, shape: tuple[int, int, int] = SHAPE) -> None:
-    """Both compute the same, on the same parameters and buffers."""
+    """Check that both have equal outputs, parameters and buffers."""
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
     model.eval(), parts.eval()
     with torch.no_grad():
@@ -60,7 +60,7 @@ class SplitNetwork(nn.Module):
         return out
 
 
-# --- where a network parts -------------------------------------------------------------------------
+# --- position of the split ---------------------------------------------------------------------------
 
 
 HEADS = {
@@ -69,7 +69,7 @@ HEADS = {
     "resnet8": ["Linear"],
     "bn-lenet": ["Linear", "Linear"],
     "sigmoid-lenet": ["Linear"],
-    "mlp": ["Linear"],  # its Flatten has nothing that learns before it
+    "mlp": ["Linear"],  # no parameters before its Flatten
     "residual-mlp": ["Linear"],
     "random-conv": ["UnitNorm", "Linear"],
 }
@@ -96,7 +96,7 @@ def test_all_built_in_networks_are_covered() -> None:
         "bn-unet",
         "residual-unet",
         *TEXT_MODELS,
-    } == set(MODELS.builtin)  # see test_unet.py
+    } == set(MODELS.builtin)  # U-Nets: see test_unet.py
 
 
 def test_custom_sequential_is_split_after_its_flatten() -> None:
@@ -121,7 +121,8 @@ def test_split_is_after_last_flatten_with_parameters_on_both_sides() -> None:
     )
     assert layer_types(split_model(two, "model").head) == ["Linear"]
     last = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 6), nn.Flatten())
-    parts = split_model(last, "model")  # nothing is learned behind the flatten: the last layer that learns
+    # no parameters after the flatten: split before the last layer with parameters
+    parts = split_model(last, "model")
     assert layer_types(parts.head) == ["Conv2d", "Flatten"]
     same_function(last, parts)
 
@@ -156,7 +157,7 @@ def test_network_with_extractor_and_head_is_split_there() -> None:
 
 
 class NoParts(nn.Module):
-    """Neither a Sequential nor with modules of these names."""
+    """Network that is not a Sequential and has no modules of these names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +169,7 @@ class NoParts(nn.Module):
 
 
 class OnlyNames(NoParts):
-    """Something of these names that is no module."""
+    """Network whose attributes of these names are not modules."""
 
     def __init__(self) -> None:
         super().__init__()

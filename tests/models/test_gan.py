@@ -139,7 +139,7 @@ def test_generated_rows_fit_the_schema() -> None:
     assert 0 < empty.sum() < 200
     assert (x[empty, 0] == 0).all()
     assert (x[~empty, 0] != 0).all()
-    assert torch.equal(G(w), x), "nothing is drawn but the noise"
+    assert torch.equal(G(w), x), "outputs depend on the noise only"
 
 
 def test_every_generated_feature_has_a_gradient() -> None:
@@ -176,7 +176,7 @@ def test_default_critic_has_published_layers() -> None:
     critic = PatchCritic(3, 128)
     shapes = [tuple(p.shape) for name, p in critic.named_parameters() if p.ndim == 4]
     assert shapes == [(128, 3, 4, 4), (256, 128, 4, 4), (1, 256, 1, 1)]
-    assert not list(critic.buffers()), "the critic must always use the batch's own statistics"
+    assert not list(critic.buffers()), "the critic must always use batch statistics"
 
 
 @pytest.mark.parametrize(("norm", "mixes"), [("batch", True), ("group", False)])
@@ -217,7 +217,7 @@ def test_patchgan_returns_one_value_per_patch_position(sides: Any, patches: Any)
 def test_patchgan_patch_has_70_pixels_per_side() -> None:
     torch.manual_seed(0)
     critic, x = PatchGAN(1, 4, "group"), torch.randn(1, 1, 256, 256, requires_grad=True)
-    # Group norm's statistics are of the whole image: without them a value depends on its patch alone.
+    # The statistics of group norm cover the whole image; without them, a value depends on its patch only.
     alone = nn.Sequential(*(layer for layer in critic if not isinstance(layer, nn.GroupNorm)))
     alone(x)[0, 15, 15].backward()
     assert x.grad is not None
@@ -228,7 +228,7 @@ def test_patchgan_patch_has_70_pixels_per_side() -> None:
 def test_default_patchgan_has_published_layers() -> None:
     shapes = [tuple(p.shape) for p in PatchGAN(6, 64).parameters() if p.ndim == 4]
     assert shapes == [(64, 6, 4, 4), (128, 64, 4, 4), (256, 128, 4, 4), (512, 256, 4, 4), (1, 512, 4, 4)]
-    assert not list(PatchGAN(6, 64).buffers()), "the critic must always use the batch's own statistics"
+    assert not list(PatchGAN(6, 64).buffers()), "the critic must always use batch statistics"
 
 
 def test_group_norm_patchgan_treats_examples_independently() -> None:

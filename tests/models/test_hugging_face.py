@@ -1,4 +1,4 @@
-"""Hugging Face models: the real loading code, on a tiny random model that the test saves. No network."""
+"""Hugging Face models: the real loading code on a tiny random model saved by the test. No network access."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTH = 8
 
 
 def save_model(folder: Path, labels: int = 2, safe: bool = True) -> str:
-    """A DistilBERT of two thousand weights, with its tokenizer."""
+    """Save a DistilBERT model with two thousand weights and its tokenizer."""
     config = transformers.DistilBertConfig(
         vocab_size=len(WORDS), dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_position_embeddings=LENGTH,
         num_labels=labels, pad_token_id=0,
@@ -110,7 +110,7 @@ def test_tokenizer_of_the_model_makes_token_ids(tmp_path: Path) -> None:
 
 
 def test_swap_padding_is_its_own_inverse() -> None:
-    ids = torch.tensor([[0, 5, 1, 1]])  # as RoBERTa: 0 begins a text and 1 pads it
+    ids = torch.tensor([[0, 5, 1, 1]])  # like RoBERTa: 0 starts a text and 1 is padding
     ours = hugging_face.swap_padding(ids, 1)
     assert ours.tolist() == [[1, 5, 0, 0]]
     assert torch.equal(hugging_face.swap_padding(ours, 1), ids)

@@ -16,10 +16,10 @@ from fedstill.node.limits import bytes_per_input
 H, W, L = 8, 12, 4
 
 
-def wavelet(j: int, turn: int) -> list[list[complex]]:
-    """From the formula, copy by copy."""
+def wavelet(j: int, angle: int) -> list[list[complex]]:
+    """Return a periodic wavelet, computed from its definition."""
     sigma, xi, slant = 0.8 * 2**j, 0.75 * math.pi / 2**j, 4 / L
-    theta = (L / 2 - 1 - turn) * math.pi / L
+    theta = (L / 2 - 1 - angle) * math.pi / L
 
     def parts(y: int, x: int) -> tuple[float, complex]:
         bell, wave = 0.0, 0j
@@ -39,7 +39,7 @@ def wavelet(j: int, turn: int) -> list[list[complex]]:
 
 
 def modulus(u: list[list[float]], psi: list[list[complex]]) -> list[list[float]]:
-    """|u * psi|, a circular convolution."""
+    """Return |u * psi|, where * is circular convolution."""
     positions = [(y, x) for y in range(H) for x in range(W)]
     return [
         [abs(sum(u[b][a] * psi[(y - b) % H][(x - a) % W] for b, a in positions)) for x in range(W)]
@@ -92,8 +92,8 @@ def test_batched_coefficients_equal_single_ones(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_memory_estimate_covers_input_gradients() -> None:
-    """Nothing before the last layer learns, but gradients go through all of it to an input."""
-    least = 4 * (1 + 2 * L + L * L) * H * W  # float32 of each modulus
+    """Only the last layer has parameters, but gradients with respect to inputs pass through all layers."""
+    least = 4 * (1 + 2 * L + L * L) * H * W  # each modulus in float32
     assert bytes_per_input(build(f"scattering:{L}", (1, H, W), 3, 0), (1, H, W)) > least
 
 

@@ -1,4 +1,4 @@
-"""Tests of outputs for many inputs."""
+"""Model outputs for many inputs."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def test_default_resnet8_has_published_size() -> None:
     assert network[0].weight.shape == (128, 3, 3, 3)
     assert network[-1].in_features == 2048
     blocks = [
-        128 * 3 * 9 + 2 * 128,  # first convolution and its batch norm
-        2 * (128 * 128 * 9 + 2 * 128),  # 128 -> 128, plain shortcut
+        128 * 3 * 9 + 2 * 128,  # first convolution and batch norm
+        2 * (128 * 128 * 9 + 2 * 128),  # 128 -> 128, identity shortcut
         256 * 128 * 9 + 256 * 256 * 9 + 256 * 128 + 3 * 2 * 256,  # 128 -> 256, 1x1 shortcut
         512 * 256 * 9 + 512 * 512 * 9 + 512 * 256 + 3 * 2 * 512,  # 256 -> 512
         2048 * 10 + 10,
@@ -81,7 +81,7 @@ def test_sigmoid_lenet_matches_paper() -> None:
     assert network[-1].in_features == 768
     weights = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
     assert 0.49 < weights.abs().max() <= 0.5
-    assert weights.std().item() == pytest.approx(12**-0.5, rel=0.01)  # of a uniform one
+    assert weights.std().item() == pytest.approx(12**-0.5, rel=0.01)  # uniform distribution
 
 
 def test_resnet8_block_adds_its_input() -> None:
@@ -96,7 +96,7 @@ def test_resnet8_block_adds_its_input() -> None:
 def test_networks_on_unit_norm_features_ignore_contrast(name: str) -> None:
     network = build(name, IMAGE, 3, 0)
     x = torch.randn(5, *IMAGE)
-    assert not network(x).any(), "first weights are 0"
+    assert not network(x).any(), "initial weights are 0"
     with torch.no_grad():
         list(network.parameters())[-1].normal_()
     features = nn.Sequential(*list(network.children())[:-1])(x)
@@ -104,7 +104,7 @@ def test_networks_on_unit_norm_features_ignore_contrast(name: str) -> None:
     torch.testing.assert_close(features.norm(dim=1), torch.ones(5), atol=1e-3, rtol=0)
     other = (
         0.5 * x + 3 if name == "unit-linear" else 0.5 * x
-    )  # others see brightness, at the border or in means
+    )  # the other networks depend on brightness, at the border or in means
     torch.testing.assert_close(network(other), network(x), atol=1e-4, rtol=1e-3)
     assert (network(x.flip(-1)) - network(x)).abs().max() > 0.1
 
@@ -143,7 +143,7 @@ def test_generated_images_stay_within_normalized_range() -> None:
     generator = Generator((3, 8, 8), 10, 4, mean, std)
     last = [layer for layer in generator.body if isinstance(layer, nn.Conv2d)][-1]
     with torch.no_grad():
-        last.weight.mul_(1e4)  # drives the sigmoid to both of its ends
+        last.weight.mul_(1e4)  # saturates the sigmoid at both ends
         x = generator(torch.randn(16, 10))
     for channel in range(3):
         low, high = -mean[channel] / std[channel], (1 - mean[channel]) / std[channel]
@@ -250,7 +250,7 @@ def test_rejects_model_with_wrong_shapes_in_one_line(model: nn.Module, words: st
 
 
 class Spectrum(nn.Module):
-    """Network with complex weights on the spectrum of an image; returns magnitudes, or complex numbers."""
+    """Network with complex weights on the spectrum of an image; returns magnitudes or complex numbers."""
 
     def __init__(self, complex_weights: bool) -> None:
         super().__init__()

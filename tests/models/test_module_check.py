@@ -1,4 +1,4 @@
-"""Checks of torch modules before they take part, and copies of networks with hooks."""
+"""Checks of torch modules used by nodes, and copies of networks with hooks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def network() -> nn.Sequential:
 
 
 class WrappedOutputs(nn.Module):
-    """Network whose outputs are changed by a wrapper."""
+    """Network whose outputs are changed by a function."""
 
     def __init__(self, change: Callable[[torch.Tensor], Any], *, only_training: bool = False) -> None:
         super().__init__()
@@ -119,7 +119,8 @@ def test_accepts_suitable_modules(model: Callable[[], nn.Module]) -> None:
         (nn.BatchNorm1d(16), (16,), True),
         (nn.BatchNorm2d(4), (4, 1, 1), True),
         (nn.BatchNorm2d(4), (4, 2, 1), False),
-        (nn.BatchNorm1d(16).requires_grad_(False), (16,), True),  # it still computes over the batch
+        # frozen parameters, but still batch statistics
+        (nn.BatchNorm1d(16).requires_grad_(False), (16,), True),
         (nn.LayerNorm(16), (16,), False),
     ],
 )
@@ -141,7 +142,7 @@ OLD_REPARAMETRIZATIONS = {
 def test_reparametrized_networks_are_copied_after_forward(how: str) -> None:
     model = nn.Sequential(OLD_REPARAMETRIZATIONS[how](nn.Linear(4, 3)))
     x = torch.rand(2, 4)
-    model(x)  # keeps a weight with its graph
+    model(x)  # stores a weight with its graph
     twin = deep_copy(model)
     assert torch.equal(twin.eval()(x), model.eval()(x))
     assert not {id(own) for own in twin.parameters()} & {id(own) for own in model.parameters()}
@@ -198,7 +199,7 @@ def test_error_lists_every_unsuitable_layer_with_its_replacement() -> None:
         nn.LazyLinear(3),
         nn.InstanceNorm2d(48),
     )
-    network[1].requires_grad_(False)  # frozen ones mix examples too
+    network[1].requires_grad_(False)  # frozen batch norm mixes examples too
     with pytest.raises(DPIncompatibleError) as error:
         reject_dp_incompatible(network, "the model of node 'a'")
     assert set(error.value.layers) == {"1", "2.0", "2.1", "3", "4", "5"}
@@ -237,7 +238,8 @@ def test_batch_norm_of_flat_features_is_replaced_by_layer_norm() -> None:
 )
 def test_rejects_layers_that_opacus_accepts(layer: nn.Module, message: str) -> None:
     with pytest.raises(DPIncompatibleError, match=message):
-        reject_dp_incompatible(nn.Sequential(layer).eval(), "it")  # even as it answers: it will learn
+        # in evaluation mode too: it will be trained
+        reject_dp_incompatible(nn.Sequential(layer).eval(), "it")
     harmless = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.0))
     reject_dp_incompatible(harmless, "it", example_inputs(IMAGE))
 
@@ -264,11 +266,11 @@ def test_trial_finds_layer_that_stores_inputs() -> None:
     network = nn.Sequential(nn.Flatten(), RunningMean())
     with pytest.raises(DPIncompatibleError, match="1: 'seen'"):
         reject_dp_incompatible(network, "it", example_inputs(IMAGE))
-    assert network[1].seen.abs().max() == 0, "tried on a copy"
+    assert network[1].seen.abs().max() == 0, "the trial uses a copy"
 
 
 class Averaging(nn.Linear):
-    """Keeps a running mean in a plain attribute."""
+    """Layer that keeps a running mean in a plain attribute."""
 
     mean = torch.zeros(64)
 

@@ -44,10 +44,10 @@ def test_vector_keeps_batch_counts_as_integers() -> None:
     load_vector(one, mean)
     state = one.state_dict()
     assert state["1.num_batches_tracked"].dtype == torch.int64
-    assert state["1.num_batches_tracked"] == 4  # (3 + 3 * 4) / 4 = 3.75, not cut to 3
+    assert state["1.num_batches_tracked"] == 4  # (3 + 3 * 4) / 4 = 3.75, rounded and not truncated
     torch.testing.assert_close(
         state["1.running_var"], mean[state["0.weight"].numel() + 12 :][:4], rtol=0, atol=0
-    )  # behind the convolution come 4 weights, 4 biases, 4 means
+    )  # after the convolution: 4 weights, 4 biases, 4 means
 
 
 def test_vector_is_a_copy_and_loading_is_in_place() -> None:

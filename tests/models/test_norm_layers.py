@@ -1,4 +1,4 @@
-"""Group norm in every memory layout: equal to torch, the same layout, and without its slow kernels."""
+"""Group norm in every memory layout: equal to torch, with the same layout, without the slow kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def seeded() -> None:
 
 
 class Layouts(TorchDispatchMode):
-    """Record whether any input of group norm, forward or backward, is in channels-last format."""
+    """Records whether any input of group norm, forward or backward, is in channels-last format."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_bfloat16_is_never_computed_channels_last() -> None:
     assert layouts.last == [False, False]
     with Layouts() as layouts, torch.autocast("cpu", torch.bfloat16):
         norms()[1](x).sum().backward()
-    assert layouts.last == [True, True]  # as torch does by itself
+    assert layouts.last == [True, True]  # the behavior of torch
 
 
 def test_input_without_gradient_does_not_crash() -> None:
@@ -83,7 +83,7 @@ def test_input_without_gradient_does_not_crash() -> None:
 def test_stacked_group_norms_equal_single_ones(last: bool) -> None:
     each = [norms()[0] for _ in range(3)]
     x = torch.randn(3, 5, 6, 4, 3)
-    if last:  # without gradient to the input: as behind frozen layers
+    if last:  # no gradient with respect to the input, as after frozen layers
         x = torch.randn(3, 5, 4, 3, 6).permute(0, 1, 4, 2, 3)
     weights = {name: torch.stack([norm.state_dict()[name] for norm in each]) for name in ("weight", "bias")}
     y = vmap(lambda own, x: functional_call(each[0], own, (x,)))(weights, x)

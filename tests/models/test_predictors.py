@@ -146,7 +146,7 @@ def test_onnx_session_receives_its_input_shape_and_batch_size() -> None:
     assert free.calls[-1] == ((5, 1, 8, 8), np.float32)
     rows_of_two = Session([2, 64], "tensor(double)")
     assert torch.equal(Predictor(rows_of_two, DIGITS)(IMAGES[:5]), expected)
-    assert rows_of_two.calls == [((2, 64), np.float64)] * (1 + 3)  # the first call finds the output format
+    assert rows_of_two.calls == [((2, 64), np.float64)] * (1 + 3)  # one more call to detect the output format
 
     mapped = Predictor(Session([None, 64], outputs="map"), DIGITS, ModelConfig(output_format="logits"))
     assert torch.equal(mapped(IMAGES[:5]), expected)
@@ -209,7 +209,7 @@ def test_predictor_is_accepted_as_model_of_a_node(regression: Any) -> None:
     data = TensorData(IMAGES[:50], torch.from_numpy(LABELS[:50]))
     node = Node("clinic", data, predictor, Gate("clinic", PolicyConfig(), AuditLog()), 0)
     attach_optimizers([node], LocalConfig())
-    assert node.optimizers == {}  # nothing to train
+    assert node.optimizers == {}  # nothing is trained
     model = NodeGroup([node]).module("model")
     model.train(False)
     assert model(IMAGES[None, :5])[0].equal(predictor(IMAGES[:5]))

@@ -26,7 +26,7 @@ def network(name: str, seed: int = 0) -> nn.Module:
 
 
 def texts(count: int, seed: int = 0) -> torch.Tensor:
-    """Texts of all lengths, an empty one among them."""
+    """Return texts of all lengths, including an empty one."""
     ids = torch.randint(1, VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(seed))
     lengths = torch.arange(count).remainder(LENGTH + 1).view(-1, 1)
     return torch.where(torch.arange(LENGTH) < lengths, ids, 0)

@@ -49,12 +49,12 @@ def test_published_width_has_published_channels_and_size() -> None:
     widths = [layer.out_channels for layer in convolutions]
     assert widths[:10] == [64, 64, 128, 128, 256, 256, 512, 512, 1024, 1024]
     assert widths[10:] == [512, 512, 256, 256, 128, 128, 64, 64, 2]
-    # 31.0 million numbers, as of Ronneberger's network.
+    # 31.0 million parameters, as in Ronneberger et al.
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(31.03e6, rel=1e-3)
 
 
 def test_skip_connections_carry_fine_detail() -> None:
-    """With a silent bottom the output still depends on the input, pixel by pixel."""
+    """Without upsampled features, the output still depends on single pixels of the input."""
     model = unet()
     with torch.no_grad():
         for up in model.extractor.decoder.ups:
@@ -115,10 +115,10 @@ def test_residual_unet_learns_the_residual() -> None:
     first = (model(x) - y).abs().mean().item()
     for _ in range(60):
         loss = (model(x) - y).abs().mean()
-        for parameter, slope in zip(
+        for parameter, gradient in zip(
             model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
         ):
-            parameter.grad = slope
+            parameter.grad = gradient
         adam.step()
     assert loss.item() < 0.5 * first
 

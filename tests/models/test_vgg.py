@@ -43,7 +43,7 @@ def layer_outputs(
 def test_activations_match_torchvision_layers(
     indices: Sequence[int], output_indices: Sequence[int], tmp_path: Path
 ) -> None:
-    """relu3_3 of VGG-19 is not the last one of its block."""
+    """In VGG-19, relu3_3 is not the last activation of its block."""
     tensors = weights(indices)
     save_file(tensors, tmp_path / "w.safetensors")
     features = load_vgg(tmp_path / "w.safetensors", (0.5,) * 3, (0.25,) * 3)

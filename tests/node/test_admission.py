@@ -1,4 +1,4 @@
-"""Whom a node lets in, when, with how many; and which runs its owner has approved, held to what they are."""
+"""Admission of runs by a node: servers, hours, number of nodes, data descriptions, and owner approval."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Main = Callable[..., tuple[int, str, str]]
 
 
 def refused(clinic: Clinic) -> str:
-    """By which rule the node does not let its run in."""
+    """Return the rule by which the node refuses to join the run."""
     reply = clinic.say("join", plan=clinic.plan.to_dict())
     assert isinstance(reply, dict), reply
     assert reply["kind"] == "QueryRefused"
@@ -64,7 +64,7 @@ def events(clinic: Clinic) -> list[str]:
     return [line["event"] for line in security_events(clinic.folder)]
 
 
-# --- who, when, how many ------------------------------------------------------------------------------
+# --- servers, hours, number of nodes --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_rejects_invalid_rules(option: str, value: Any) -> None:
         PolicyConfig(**{option: value})
 
 
-def test_allowed_server_is_admitted_however_its_fingerprint_is_written(tmp_path: Path) -> None:
+def test_allowed_server_is_admitted_for_any_fingerprint_format(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", f'allowed_servers = ["{KNOWN.upper()}"]\n')
     clinic.host.server_fingerprint = KNOWN
     assert joined(clinic)
@@ -104,7 +104,7 @@ def test_allowed_server_is_admitted_however_its_fingerprint_is_written(tmp_path:
 
 
 def test_plan_of_unlisted_server_is_not_parsed(tmp_path: Path) -> None:
-    """It may take long to read."""
+    """Parsing could take long."""
     clinic = Clinic(tmp_path / "clinic", f'allowed_servers = ["{KNOWN}"]\n')
     assert clinic.say("join", plan="none")["rule"].startswith("allowed_servers")
 
@@ -125,11 +125,11 @@ def test_no_training_or_response_outside_hours(tmp_path: Path, monkeypatch: pyte
     assert clinic.charged_releases() == []
 
 
-# --- classes, and values of tensors ---------------------------------------------------------------------
+# --- classes and values ---------------------------------------------------------------------------------
 
 
 def test_refusal_does_not_reveal_classes(tmp_path: Path) -> None:
-    """One record has the class "rare": a server that leaves it out sees whether a node cannot join then."""
+    """One record has the class "rare": a server that omits it could see whether the node cannot join."""
     own = 'classes = ["common", "rare"]\n'
     clinics = []
     for name, data in (("own", own), ("any", "")):
@@ -139,12 +139,14 @@ def test_refusal_does_not_reveal_classes(tmp_path: Path) -> None:
         (clinic.folder / "node.toml").write_text(NODE.replace("[model]\n", f"{data}[model]\n"))
         clinic.again()
         clinics.append(clinic)
-    named, anybody = clinics
+    named, unrestricted = clinics
     for each, classes in enumerate((("common", "other"), ("rare", "common"), ("common", "rare", "other"))):
         for each_clinic in clinics:
             each_clinic.plan = replace(PLAN, run=f"run-{each}", spec=replace(PLAN.spec, classes=classes))
         assert refused(named) == "classes: the run's classes differ from the owner's"
-        assert joined(anybody) is ("rare" in classes), "where the owner names none, it would be learned"
+        assert joined(unrestricted) is ("rare" in classes), (
+            "without declared classes, the refusal would reveal them"
+        )
     (named.folder / "data.npz").unlink()
     assert refused(named) == "classes: the run's classes differ from the owner's"
     assert not list((named.folder / "runs").glob("*"))
@@ -169,7 +171,7 @@ def test_declared_normalization_does_not_reveal_largest_value(tmp_path: Path) ->
     owned = NODE.replace('path = "data.npz"', 'source = "tensors"\npath = "own.safetensors"')
     (clinic.folder / "node.toml").write_text(owned)
     clinic.again()
-    for each, (mean, std) in enumerate(((0.5, 0.5), (0.7, 1.0))):  # up to 1, and up to 0.3
+    for each, (mean, std) in enumerate(((0.5, 0.5), (0.7, 1.0))):  # valid values up to 1, and up to 0.3
         spec = replace(PLAN.spec, mean=(mean,), std=(std,))
         clinic.plan = replace(PLAN, run=f"run-{each}", spec=spec)
         assert joined(clinic)
@@ -210,7 +212,7 @@ def long_table_plan() -> RunPlan:
 
 @pytest.mark.parametrize("make_plan", [long_image_plan, long_table_plan])
 def test_request_shows_all_of_the_description(make_plan: Callable[[], RunPlan]) -> None:
-    """The owner approves the end of a long text, too."""
+    """The owner also approves the end of a long text."""
     public = {"public": "ab" * 16, "public_note": ("digits " * 70 + "ours", "")}
     table = json.loads(describe(replace(make_plan(), **public, student="resnet8"), None).text)
     table["method"] |= {"prompt": "x" * 3000 + "\u202eend", "last": {"gamma": 0.0625}}
@@ -221,7 +223,7 @@ def test_request_shows_all_of_the_description(make_plan: Callable[[], RunPlan]) 
     for query in table["queries"].values():
         del query["bytes"]  # rounded in the text
     for column in table["spec"]["schema"]["columns"]:
-        del column["type"]  # seen by its range or categories
+        del column["type"]  # shown by its range or categories
     for value in values(table):
         if not isinstance(value, bool):
             as_written = (str(value), json.dumps(value), *([f"{value:g}"] if value in (0.0, 1.0) else []))
@@ -254,7 +256,7 @@ SCHEMA = TableSchema("ill", (AGE, ILL))
 
 
 def ward(folder: Path, data: str = 'schema = "ours.toml"\n') -> Clinic:
-    """A node of two patients, 30 and 60 years old, whose owner names a schema."""
+    """Return a node with two patients, 30 and 60 years old, whose owner names a schema."""
     clinic = Clinic(folder, plan=table_plan(SCHEMA))
     (folder / "rows.csv").write_text("age,ill\n30,0\n60,1\n")
     (folder / "ours.toml").write_text(schema_text(SCHEMA))
@@ -273,7 +275,7 @@ def aged(*range: float) -> TableSchema:
 
 
 OTHERS = [
-    aged(0.0, 59.0),  # no run could have it, as one is 60
+    aged(0.0, 59.0),  # no run could have it, as one patient is 60
     aged(0.0, 60.0),
     replace(SCHEMA, target="age"),
     replace(SCHEMA, columns=(ILL, AGE)),
@@ -282,16 +284,18 @@ OTHERS = [
 
 
 def test_refusal_does_not_reveal_column_ranges(tmp_path: Path) -> None:
-    """The refusal is the same whether another schema fits the rows or not, and without the data."""
-    clinic, anybody = ward(tmp_path / "own"), ward(tmp_path / "any", "")
+    """The refusal does not depend on whether the schema fits the rows; it is the same without data."""
+    clinic, unrestricted = ward(tmp_path / "own"), ward(tmp_path / "any", "")
     for each, schema in enumerate(OTHERS):
-        for node in (clinic, anybody):
+        for node in (clinic, unrestricted):
             node.plan = replace(table_plan(schema), run=f"run-{each}")
         assert refused(clinic) == "schema: the run's schema differs from the owner's"
-        assert joined(anybody) is (schema != OTHERS[0]), "where the owner names none, it would be learned"
+        assert joined(unrestricted) is (schema != OTHERS[0]), (
+            "without a declared schema, the refusal would reveal the ranges"
+        )
     (clinic.folder / "rows.csv").unlink()
     assert refused(clinic) == "schema: the run's schema differs from the owner's"
-    clinic.plan = PLAN  # on images, of which a csv may have pixels
+    clinic.plan = PLAN  # a run on images; a csv could contain pixels
     assert refused(clinic) == "schema: the run's schema differs from the owner's"
     assert not list((clinic.folder / "runs").glob("*"))
 
@@ -326,7 +330,7 @@ def test_run_waits_for_approval(tmp_path: Path) -> None:
     decide(clinic)
     assert joined(clinic)
     clinic.again()
-    assert joined(clinic)  # the same run continues
+    assert joined(clinic)  # the same run resumes
     assert events(clinic) == ["policy", "waits", "refused", "approved", "joined", "joined"]
 
 
@@ -345,12 +349,12 @@ def test_approval_of_one_run_does_not_admit_another(tmp_path: Path) -> None:
         clinic = Clinic(tmp_path / name, policy)
         refused(clinic)
         decide(clinic)
-        clinic.plan = replace(PLAN, run="two")  # before the one that its owner was asked about
+        clinic.plan = replace(PLAN, run="two")  # before the run that the owner was asked to approve
         assert joined(clinic) is again
 
 
 def test_approval_needs_more_digits_than_display(tmp_path: Path) -> None:
-    """A server can find two descriptions whose digests agree in 32 bits."""
+    """A server can find two descriptions whose hashes agree in 32 bits."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
     sha256 = describe(PLAN, None).sha256
@@ -409,7 +413,7 @@ def test_approval_holds_for_one_server_and_protection(tmp_path: Path) -> None:
 
 
 def test_repeated_request_does_not_gain_another_servers_approval(tmp_path: Path) -> None:
-    """Nor does another's query end the run that was approved."""
+    """A request of another server does not end the approved run either."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
     decide(clinic)
@@ -428,7 +432,7 @@ def test_repeated_request_does_not_gain_another_servers_approval(tmp_path: Path)
 def test_approval_of_another_server_does_not_cover_changed_protection(
     tmp_path: Path,
 ) -> None:
-    """Both ask for the same; the owner has weakened the protection, and says yes to the second one only."""
+    """Both servers request the same run; the owner weakens the protection and approves the second only."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
     decide(clinic)
@@ -454,7 +458,7 @@ def test_approval_of_another_server_does_not_cover_changed_protection(
 def test_approval_for_one_server_survives_the_same_request_of_another(
     first: str, second: str, policy: str, tmp_path: Path
 ) -> None:
-    """The second server knows description and run name exactly, and asks before the first one begins."""
+    """The second server knows description and run name, and sends its request before the run starts."""
     clinic = Clinic(tmp_path / "clinic", policy)
     clinic.host.server_fingerprint = first
     refused(clinic)
@@ -543,7 +547,7 @@ def test_requests_under_new_keys_are_limited(tmp_path: Path, monkeypatch: pytest
 
 
 def test_run_is_not_continued_by_another_server(tmp_path: Path) -> None:
-    """Also where both have an approval: its state and its query numbers are the first one's."""
+    """Also if both servers have an approval: the run's state and query numbers belong to the first."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     clinic.host.server_fingerprint = KNOWN
     refused(clinic)
@@ -559,7 +563,7 @@ def test_run_is_not_continued_by_another_server(tmp_path: Path) -> None:
     assert "run 'one' exists here" in reply["text"]
     clinic.host.server_fingerprint = KNOWN
     assert joined(clinic)
-    clinic.host.server_fingerprint = OTHER  # in the same process, while the run is at work
+    clinic.host.server_fingerprint = OTHER  # in the same process, during the run
     assert clinic.say("join", plan=clinic.plan.to_dict())["kind"] == "NodeFault"
 
 
@@ -588,7 +592,7 @@ def test_waiting_run_does_not_stop_current_run(tmp_path: Path) -> None:
 
 
 def test_approved_run_is_limited_to_its_description(tmp_path: Path) -> None:
-    """Six queries about four inputs each; over a stop, too, and whatever the policy would allow."""
+    """Six queries with four inputs each, also across a restart, and even if the policy allowed more."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
     decide(clinic)
@@ -601,7 +605,7 @@ def test_approved_run_is_limited_to_its_description(tmp_path: Path) -> None:
     clinic.again()
     clinic.ready()
     clinic.say("load_checkpoint", checkpoint=0, message=5)
-    assert isinstance(clinic.query(0), tuple)  # the same again, which costs nothing
+    assert isinstance(clinic.query(0), tuple)  # the same query again is free
     assert isinstance(clinic.query(5), tuple)
     refusal = clinic.query(6)
     assert (refusal["kind"], refusal["query"], refusal["rule"]) == (
@@ -614,7 +618,7 @@ def test_approved_run_is_limited_to_its_description(tmp_path: Path) -> None:
 
 
 def test_approval_holds_for_the_described_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plug-in may declare more where the node's own options or networks are known."""
+    """A plug-in may declare more when the node's own options or networks are known."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
     decide(clinic)
@@ -638,7 +642,7 @@ def test_approved_bytes_limit_releases(tmp_path: Path) -> None:
     clinic.ready()
     approved = clinic.session.node.gate.ledger.approved
     assert approved is not None
-    approved.table["queries"]["predict_logits"]["bytes"] = 4 * B * CLASSES  # the logits alone
+    approved.table["queries"]["predict_logits"]["bytes"] = 4 * B * CLASSES  # enough for the logits alone
     assert clinic.query(0)["rule"] == "approved: 160 bytes per response"
     assert clinic.charged_releases() == []
 
@@ -656,7 +660,7 @@ def test_server_cannot_fill_the_disk_with_requests(tmp_path: Path, monkeypatch: 
 def test_server_cannot_fill_the_disk_with_refused_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run is noted under its approval before other rules may refuse it."""
+    """Runs are recorded under their approval before other rules may refuse them."""
     monkeypatch.setattr(approvals, "MAX_RUNS", 2)
     clinic = Clinic(tmp_path / "clinic", LISTED + "max_runs = 1\n")
     refused(clinic)
@@ -688,11 +692,11 @@ def test_tampered_request_file_is_refused(tmp_path: Path) -> None:
     table["description"] = table["description"].replace('"steps":6', '"steps":7')
     path.write_text(json.dumps(table))
     reply = clinic.say("join", plan=clinic.plan.to_dict())
-    assert reply["kind"] == "NodeDataError"  # and no path of this machine
+    assert reply["kind"] == "NodeDataError"  # and without a path of this machine
     assert str(tmp_path) not in reply["text"]
 
 
-# --- for the owner --------------------------------------------------------------------------------------
+# --- commands of the owner ------------------------------------------------------------------------------
 
 
 def test_owner_reads_approves_and_lists_requests(tmp_path: Path, command: Main) -> None:
@@ -708,8 +712,8 @@ def test_owner_reads_approves_and_lists_requests(tmp_path: Path, command: Main) 
     assert command("node", "requests", clinic.folder, description.sha256)[1] == description.text
     code, _, err = command("node", "approve", clinic.folder, description.sha256[:7])
     assert (code, "32 or more" in err) == (2, True)
-    spoken = " ".join(description.sha256[start : start + 4].upper() for start in range(0, 32, 4))
-    code, out, _ = command("node", "approve", clinic.folder, spoken, "--because", "board of 3 May")
+    digits = " ".join(description.sha256[start : start + 4].upper() for start in range(0, 32, 4))
+    code, out, _ = command("node", "approve", clinic.folder, digits, "--because", "board of 3 May")
     assert (code, "approved" in out) == (0, True)
     assert joined(clinic)
     assert command("node", "reject", clinic.folder, description.sha256)[0] == 0
@@ -737,7 +741,7 @@ def test_approval_reports_and_logs_other_rules(
     assert code == 0
     assert "But predict_logits is refused all the same, as node.toml is: queries: count_labels." in out
     assert "count_labels is refused" not in out
-    for _ in range(2):  # a server that joins again gets the same reply, and nothing is written twice
+    for _ in range(2):  # a server that joins again gets the same reply, and nothing is logged twice
         assert joined(clinic)
     *_, line = security_events(clinic.folder)
     assert (line["event"], line["query"], line["reason"]) == (
@@ -762,7 +766,7 @@ def test_tampered_security_event_is_detected(tmp_path: Path, command: Main) -> N
 
 
 def test_restored_log_is_detected_by_noted_hash(tmp_path: Path, command: Main) -> None:
-    """The file and its head together, as from a backup, are sound by themselves."""
+    """A file and its head restored together from a backup are consistent."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     clinic.host.close()
     older = {path: path.read_bytes() for path in clinic.folder.glob("audit.sqlite*")}
@@ -784,7 +788,7 @@ def test_restored_log_is_detected_by_noted_hash(tmp_path: Path, command: Main) -
 
 
 def test_security_events_hold_no_private_values(tmp_path: Path) -> None:
-    """Neither what the data hold, nor how many there are, nor what an owner's own code says, nor a secret."""
+    """Excludes data values, numbers of records, errors of the owner's code, and secrets."""
     clinic = Clinic(tmp_path / "clinic", "min_records = 977\nmax_bytes = 400\n")
     (clinic.folder / "secret").write_text("rehearsal 31415926535\n")
     assert refused(clinic) == "min_records: 977, and this node has fewer"
@@ -797,7 +801,7 @@ def test_security_events_hold_no_private_values(tmp_path: Path) -> None:
     clinic.ready()
     clinic.query(0)
     assert "max_bytes" in clinic.query(1)["rule"]
-    chance = ("at", "hash")  # seconds and digits in which any number may stand
+    chance = ("at", "hash")  # times and hashes can contain any digits
     lines = [
         {name: line[name] for name in line if name not in chance} for line in security_events(clinic.folder)
     ]
@@ -807,11 +811,11 @@ def test_security_events_hold_no_private_values(tmp_path: Path) -> None:
         assert private not in text, private
 
 
-# --- where refusals come from ---------------------------------------------------------------------------
+# --- modules that refuse --------------------------------------------------------------------------------
 
 
 def test_refusals_come_from_admission() -> None:
-    """Others stop a computation: limits, training without noise, and messages of secure aggregation."""
+    """Other modules stop computations: limits, training without noise, messages of secure aggregation."""
     folder = Path(admission.__file__).parent
     raising = {path.stem for path in folder.glob("*.py") if "raise QueryRefused(" in path.read_text()}
     elsewhere = {"given_examples", "limits", "node_group", "run_mechanism", "secure_aggregation"}

@@ -34,7 +34,7 @@ def test_equal_architectures_are_grouped_in_order() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (nn.ReLU(), nn.Tanh()),  # same parameters, another layer
+        (nn.ReLU(), nn.Tanh()),  # equal parameters, different layers
         (nn.LeakyReLU(0.1), nn.LeakyReLU(0.2)),
         (nn.GroupNorm(2, 6), nn.GroupNorm(3, 6)),
         (nn.BatchNorm1d(6), nn.BatchNorm1d(6, momentum=0.5)),
@@ -48,7 +48,7 @@ def test_different_layers_are_not_stacked(one: nn.Module, other: nn.Module) -> N
 
 
 class Activated(nn.Module):
-    """Its forward calls a function that it was given."""
+    """A module whose forward calls a given function."""
 
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def test_different_functions_are_not_stacked() -> None:
 
 
 class Buffered(nn.Module):
-    """Keeps a long constant as a plain attribute; its printed form leaves the middle out."""
+    """A module with a long constant as a plain attribute, whose middle its repr omits."""
 
     def __init__(self, middle: float) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_different_constants_are_not_stacked() -> None:
 
 
 class Forwarding(nn.Module):
-    """A linear model and something that vmap cannot take."""
+    """A linear model with an operation that vmap does not support."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def test_modules_without_vmap_support_are_not_stacked(how: str) -> None:
     others = flat(), flat()
     generator = torch.get_rng_state()
     assert parts(*modules, *others) == [["n0"], ["n1"], ["n2"], ["n3", "n4"]]
-    for module, old in zip(modules, before, strict=True):  # finding out was done on copies
+    for module, old in zip(modules, before, strict=True):  # the check uses copies
         assert all(torch.equal(module.state_dict()[name], value) for name, value in old.items())
         assert module.training
     assert torch.equal(torch.get_rng_state(), generator)

@@ -1,4 +1,4 @@
-"""The audit log: charged before release, once, by everybody together, and what is wrong with it is found."""
+"""Audit log: charges before releases, idempotence, concurrent processes, and detection of damage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EVENTS = ["gaussian(1.1)", "laplace(10.0)", "pure(2.0)"]
 
 
 class Refused(FedstillError):
-    """A budget's word."""
+    """Refusal by a budget."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def copy(path: Path, to: Path) -> Path:
     return to
 
 
-# --- what is written ----------------------------------------------------------------------------------
+# --- entries ------------------------------------------------------------------------------------------
 
 
 def test_entry_holds_release_and_totals_add_up(path: Path) -> None:
@@ -74,7 +74,7 @@ def test_entry_holds_release_and_totals_add_up(path: Path) -> None:
     assert at.utcoffset() == timedelta(0)
     assert abs(at.timestamp() - time.time()) < 60
     assert len(row.pop("hash")) == 64
-    fields = {name: value for name, value in row.items() if value}  # what it does not have is empty
+    fields = {name: value for name, value in row.items() if value}  # missing fields are empty
     assert fields == {"entry": 1, **{name: value for name, value in vars(entry()).items() if value}}
     assert fields["payer"] == "clinic"
 
@@ -96,7 +96,7 @@ def test_equal_release_is_charged_once(other: dict[str, Any], path: Path) -> Non
         assert audit.charge(entry())
         spendings: list[Spending] = []
         assert audit.charge(entry(rule="another", cost={"laplace(1.0)": 9}), spendings.append) == 1
-        assert spendings == []  # not even the budget is asked
+        assert spendings == []  # the budget is not even checked
         assert sum(1 for _ in audit.entries()) == 1
     with closing(AuditLog(path)) as audit:
         assert audit.charge(entry()) == 1
@@ -202,27 +202,27 @@ def test_many_threads_share_a_log(path: Path) -> None:
 
 
 def test_charged_release_is_on_disk(path: Path) -> None:
-    """SQLite guarantees it with these settings; a test cannot cause a power failure."""
+    """SQLite guarantees this with these settings; a test cannot cause a power failure."""
     with closing(AuditLog(path)) as audit:
         assert audit._database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert audit._database.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
 
 
-# --- many processes, and their end --------------------------------------------------------------------
+# --- concurrent and killed processes --------------------------------------------------------------------
 
 
 def test_killed_process_never_loses_charges(tmp_path: Path) -> None:
-    """A process that charges and releases is killed 80 times, and every time another continues from there."""
+    """A process that charges and releases is killed 80 times; each time another one continues."""
     path, released, chance = tmp_path / "audit.sqlite", tmp_path / "released", random.Random(5)
     released.touch()
     between = 0
     for life in range(80):
         opened, signals = os.pipe()
         child = os.fork()
-        if child == 0:  # a fork of this process starts quickly; nothing of SQLite is open in it
+        if child == 0:  # forking is fast; no SQLite file is open in this process
             _charge_until_killed(path, released, signals)
         os.close(signals)
-        if life % 4:  # three of four are killed after they opened the log, however busy the machine is
+        if life % 4:  # three of four are killed after they opened the log, even on a busy machine
             os.read(opened, 1)
         time.sleep(0.02 + chance.random() * 0.06)
         os.kill(child, signal.SIGKILL)
@@ -235,9 +235,9 @@ def test_killed_process_never_loses_charges(tmp_path: Path) -> None:
             assert audit.fault is None, life
             numbers = [row["number"] for row in audit.entries()]
             spent = audit.spending("clinic", "first").total_events.get("laplace(1.0)", 0)
-        assert len(numbers) == len(set(numbers)) == spent  # nothing twice
-        assert set(map(int, out)) <= set(numbers)  # nothing less
-        assert len(numbers) <= len(out) + 1  # and no more than the one that was under way
+        assert len(numbers) == len(set(numbers)) == spent  # no charge twice
+        assert set(map(int, out)) <= set(numbers)  # no charge lost
+        assert len(numbers) <= len(out) + 1  # at most one charge without its reply
         between += len(numbers) - len(out)
     assert len(out) > 40
     assert between > 4  # some were killed after the charge and before the reply
@@ -258,7 +258,7 @@ def _charge_until_killed(path: Path, released: Path, signals: int) -> None:
 
 
 def spend(path: Path, run: str, outputs: Path) -> None:
-    """Spend 3 a release, of 200, and tell how often that went well."""
+    """Spend 3 per release of a budget of 200; write the number of releases."""
 
     def check(spent: Spending) -> None:
         if spent.total_events.get("laplace(1.0)", 0) + 3 > 200:
@@ -273,7 +273,7 @@ def spend(path: Path, run: str, outputs: Path) -> None:
 
 
 def test_concurrent_processes_cannot_overspend(path: Path) -> None:
-    """Three start at once on a file that is not there yet."""
+    """Three processes start at the same time on a file that does not exist yet."""
     outputs = [path.with_name(f"spent-{i}") for i in range(3)]
     spenders = [FORKING.Process(target=spend, args=(path, f"run-{i}", outputs[i])) for i in range(3)]
     for spender in spenders:
@@ -345,10 +345,10 @@ def test_log_file_appears_complete(path: Path, monkeypatch: pytest.MonkeyPatch) 
     with closing(AuditLog(other)) as audit:
         assert audit.charge(entry()) == 1
     files = {path, head(path), other, head(other)}
-    assert set(path.parent.iterdir()) == files  # nothing else is left behind
+    assert set(path.parent.iterdir()) == files  # no other file remains
 
 
-# --- trouble ------------------------------------------------------------------------------------------
+# --- damage -------------------------------------------------------------------------------------------
 
 
 EDITS = {
@@ -380,7 +380,7 @@ def test_edited_log_is_refused_until_accepted(kind: str, path: Path) -> None:
         with pytest.raises(AuditError, match=message):
             audit.verify()
         rows = sum(1 for _ in audit.entries())
-        for number in (0, 99):  # not even what was paid for
+        for number in (0, 99):  # not even releases that are already charged
             with pytest.raises(AuditError, match=f"{message}.*fedstill audit accept"):
                 audit.charge(entry(number))
         assert sum(1 for _ in audit.entries()) == rows
@@ -393,15 +393,15 @@ def test_edited_log_is_refused_until_accepted(kind: str, path: Path) -> None:
         audit.verify()
         spent = audit.spending("clinic", "first")
         assert spent.total_events == spent.run_events
-        assert spent.total_events["gaussian(1.1)"] >= 7  # six rows and one: nothing was gained
+        assert spent.total_events["gaussian(1.1)"] >= 7  # six rows and one: no charge was lost
         assert spent.total_events["laplace(10.0)"] >= 14
     edit(path, "UPDATE entries SET line = line || ' ' WHERE entry = (SELECT min(entry) FROM entries)")
     with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match="entry 1 is"):
-        audit.verify()  # what was settled is settled as it was
+        audit.verify()  # an acceptance only holds for the damage at its time
 
 
 def test_restored_copy_regains_no_budget(path: Path) -> None:
-    """An older copy is a sound log; settled, each run and node pays again what the copy does not show."""
+    """An older copy is a valid log; after acceptance each run and node is charged for what the copy lacks."""
     fill(path, 3)
     old = copy(path, path.parent / "old")
     with closing(AuditLog(path)) as audit:
@@ -421,7 +421,7 @@ def test_restored_copy_regains_no_budget(path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         audit.verify()
     (old / head(path).name).replace(head(path))
-    with closing(AuditLog(path)) as audit:  # the log is ahead of an older head, as after a kill
+    with closing(AuditLog(path)) as audit:  # a log ahead of its head, as after a kill, is valid
         audit.verify()
     assert '"entry":10,' in head(path).read_text(encoding="utf-8")
 
@@ -440,7 +440,7 @@ def test_restored_copy_is_detected_by_open_process(path: Path) -> None:
 
 
 def test_restored_copy_with_its_head_is_detected_by_open_process(path: Path) -> None:
-    """Also at the second attempt, which reads the whole log again."""
+    """Also at the next attempts, which read the whole log again."""
     fill(path, 3)
     old = head(path).read_bytes()
     with closing(AuditLog(path)) as audit:
@@ -451,7 +451,7 @@ def test_restored_copy_with_its_head_is_detected_by_open_process(path: Path) -> 
             with pytest.raises(AuditError, match="entry 4"):
                 audit.charge(entry(4))
         audit.accept("restored from the backup of Monday")
-        assert audit.charge(entry(4)) == 6, "the number that was used is not used again"
+        assert audit.charge(entry(4)) == 6, "used numbers are not reused"
         audit.verify()
 
 
@@ -463,7 +463,7 @@ def test_deleted_entries_are_detected_by_open_process(path: Path) -> None:
             audit.charge(entry(4))
         with closing(AuditLog(path)) as owner:
             owner.accept("a mistake")
-        assert audit.charge(entry(4))  # the owner has settled it meanwhile
+        assert audit.charge(entry(4))  # the owner has accepted the damage meanwhile
         audit.verify()
         assert audit.spending("clinic", "first").total_events["gaussian(1.1)"] == 4
 
@@ -518,7 +518,7 @@ def test_kill_between_acceptance_and_head_keeps_acceptance(path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         audit.accept("a mistake")
         spent = audit.spending("clinic", "first")
-    head(path).write_bytes(before)  # it names entry 5, which is gone
+    head(path).write_bytes(before)  # it names entry 5, which does not exist anymore
     with closing(AuditLog(path)) as audit:
         audit.verify()
         assert audit.spending("clinic", "first") == spent
@@ -562,7 +562,7 @@ def test_unwritable_disk_blocks_release(path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         audit.charge(entry(0))
         size = audit._database.execute("PRAGMA page_count").fetchone()[0]
-        audit._database.execute(f"PRAGMA max_page_count = {size}")  # a full disk
+        audit._database.execute(f"PRAGMA max_page_count = {size}")  # simulates a full disk
         with pytest.raises(AuditError, match="full"):
             audit.charge(entry(1, rule="long " * 20_000))
         audit._database.execute("PRAGMA max_page_count = 1000000")
@@ -575,12 +575,12 @@ def test_unwritable_head_blocks_release_and_charges_once(path: Path) -> None:
         audit.charge(entry(0))
         blocker = path.with_name(path.name + ".head.part")
         blocker.mkdir()
-        for _ in range(2):  # also where it is known
+        for _ in range(2):  # also at the second attempt
             with pytest.raises(AuditError, match=r"head: .*written"):
                 audit.charge(entry(1))
-        assert audit.charge(entry(0)) == 1  # of which the head tells
+        assert audit.charge(entry(0)) == 1  # the head contains this charge
         blocker.rmdir()
-        assert audit.charge(entry(1)) == 2  # it was written, and is paid for
+        assert audit.charge(entry(1)) == 2  # already written, so it is not charged again
         assert '"entry":2,' in head(path).read_text(encoding="utf-8")
         assert audit.charge(entry(2)) == 3
         assert audit.spending("clinic", "first").total_events["gaussian(1.1)"] == 3
@@ -607,7 +607,7 @@ def test_only_locked_file_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_privacy_unit_survives_lost_log(path: Path) -> None:
-    """Or its owner, who changed nothing, could spend nothing more."""
+    """Otherwise an owner who changed nothing could not spend any more."""
     unit = "4 records of one patient"
     with closing(AuditLog(path)) as audit:
         audit.charge(entry(0, unit=unit))

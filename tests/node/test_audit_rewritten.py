@@ -1,4 +1,4 @@
-"""Audit logs and heads that were rewritten are refused in one line, and sound once settled."""
+"""Audit logs and heads that were rewritten are refused in one line, and valid after acceptance."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.errors import raises_invalid
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Path of a log with three entries."""
+    """Return the path of a log with three entries."""
     path = tmp_path / "audit.sqlite"
     fill(path, 3)
     return path
 
 
 def settles(path: Path, message: str) -> Spending:
-    """Settle a damaged log; it can be opened, verified and charged like any other."""
+    """Accept a damaged log; afterwards it can be opened, verified and charged like any other."""
     with closing(AuditLog(path)) as audit:
         with pytest.raises(AuditError, match=message):
             audit.charge(entry(50))
@@ -122,7 +122,7 @@ def totals(*rows: list[Any], **other: Any) -> str:
     ],
     ids=range(17),
 )
-def test_impossible_head_counts_as_damage(text: str, path: Path) -> None:
+def test_inconsistent_head_counts_as_damage(text: str, path: Path) -> None:
     head(path).write_text(text, encoding="utf-8")
     assert settles(path, "its head audit.sqlite.head is damaged").total_events["gaussian(1.1)"] == 3
 

@@ -1,4 +1,4 @@
-"""Numbers of examples that a node releases, on every task: no record changes them by more than is charged."""
+"""Released numbers of examples for every task: their sensitivity is at most the charged one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def records(task: Task, count: int, seed: int) -> TensorData:
     lowest, high = (-1, 2) if task.kind == "labels" else (0, task.classes)
     targets = torch.randint(lowest, max(high, 1), (count, *shape), generator=draw)
     if task.kind == "labels":
-        targets[:2] = 1  # records with every label
+        targets[:2] = 1  # records that have every label
     inputs = example_inputs((1, SIDE, SIDE) if task.form == "images" else (4,), task.form, count)
     return TensorData(inputs, targets.float() if task.kind == "image" else targets)
 
@@ -63,14 +63,14 @@ def test_count_sensitivity_matches_charge(name: str, seed: int, count: int, grou
     )
     before, after = released(task, data), released(task, data.subset(torch.arange(group, count)))
     reading = query.depends_on_records or ()
-    assert set(before) == set(reading), "all that is read is noised; the rest follows from it"
+    assert set(before) == set(reading), "all reads are noised"
     for each in reading:
         rule = made.rule(query, each)
         moved = (rule.bound(before[each]).double() - rule.bound(after[each]).double()).abs().sum().item()
         ((event, times),) = (rule.cost(tuple(before[each].shape)) or {}).items()
         assert (event.kind, times) == ("laplace", 1)
-        assert moved / SCALE <= 1 / event.noise, "epsilon of this tensor"
-        assert moved / SCALE >= 0.95 / event.noise, "and no more is paid than one record can move"
+        assert moved / SCALE <= 1 / event.noise, "bounded by the charged sensitivity"
+        assert moved / SCALE >= 0.95 / event.noise, "the charged sensitivity is nearly attained"
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -84,7 +84,7 @@ def test_size_is_number_of_examples(name: str) -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_noisy_size_is_at_least_one(name: str) -> None:
-    """With 0 from all nodes the server would divide zero by zero."""
+    """With 0 from all nodes the server would divide by zero."""
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
     least, all_zero = [], False
     for query in (count_labels(task), count_samples()):
@@ -102,11 +102,11 @@ def test_noisy_size_is_at_least_one(name: str) -> None:
             least.append(released["sizes"].item())
             all_zero = all_zero or ("counts" in released and not released["counts"].any())
     assert min(least) == 1
-    assert all_zero or name == "reconstruction", "counts may all be 0, and sizes are not"
+    assert all_zero or name == "reconstruction", "counts may all be 0, sizes may not"
 
 
 def test_class_share_sensitivity_matches_charge() -> None:
-    """Sums of shares rounded to float32 would move by the rounding, too."""
+    """Sums of shares rounded to float32 would also change by rounding."""
     task = tasks.TASKS["segmentation"]().make(2)
     targets = torch.zeros(300_001, 1, 3, dtype=torch.int64)
     targets[::3, 0, 0] = 1

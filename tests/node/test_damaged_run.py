@@ -1,4 +1,4 @@
-"""Files of a run that are damaged, and two processes that begin one run: a line each, and nothing is lost."""
+"""Damaged files of a run, and two processes that begin one run: one-line errors, and no data loss."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_state_of_another_format_gives_one_line_error(
 
 
 @pytest.mark.parametrize("state", ["x", [1], {}], ids=str)
-def test_state_that_is_no_dict_gives_one_line_error(
+def test_state_that_is_not_a_dict_gives_one_line_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, state: Any
 ) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
@@ -116,11 +116,11 @@ def test_salt_and_plan_are_on_disk_before_release(tmp_path: Path, monkeypatch: p
     assert [name for name in synced if name in (SALT, PLAN_FILE)] == [SALT, PLAN_FILE]
 
 
-# --- two at once --------------------------------------------------------------------------------------
+# --- concurrent processes -----------------------------------------------------------------------------
 
 
 def test_concurrent_processes_share_one_salt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other, however far it had come, is refused, and leaves the salt on the disk as it is."""
+    """The second process is refused at any point, and leaves the salt on disk unchanged."""
     first, other = (Clinic(tmp_path / "clinic", WIDE) for _ in range(2))
     paused, go_on, replies = threading.Event(), threading.Event(), []
     real = secrets.token_hex
@@ -148,7 +148,7 @@ def test_concurrent_processes_share_one_salt(tmp_path: Path, monkeypatch: pytest
     one[0].again()
     one[0].ready()
     one[0].say("load_checkpoint", checkpoint=0)
-    assert (labels_of(one[0]) == before).all(), "its noise is named by what is on the disk"
+    assert (labels_of(one[0]) == before).all(), "the noise depends on the stored salt"
 
 
 @pytest.mark.parametrize("reason", ["at work", "own trouble"])

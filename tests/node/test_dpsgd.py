@@ -1,4 +1,4 @@
-"""DP-SGD: the clip binds, the noise counts, samples are Poisson's, and it is what Opacus computes."""
+"""DP-SGD: clipping, noise, Poisson sampling, and equality with Opacus."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLAIN = LocalConfig(epochs=2, batch=8, smoothing=0.0)
 
 
 def made(model: nn.Module | str = "mlp:8", n: int = 20, scale: float = 1.0, seed: int = 0) -> Node:
-    """A node whose network's optimizer is plain SGD at rate 1: what a step adds, is minus the gradient."""
+    """Return a node whose optimizer is plain SGD with learning rate 1: a step adds the negative gradient."""
     generator = torch.Generator().manual_seed(seed)
     inputs = scale * torch.randn(n, *SHAPE, generator=generator)
     network = build(model, SHAPE, 3, 0) if isinstance(model, str) else model
@@ -96,7 +96,7 @@ def test_example_gradients_are_clipped(scale: float, clip: float, seed: int) -> 
 
 def test_huge_gradient_is_clipped() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    node = made(network, n=20, scale=1e25)  # whose square is beyond float32
+    node = made(network, n=20, scale=1e25)  # the square is beyond the range of float32
     with torch.no_grad():
         wrong = network(node.data.inputs).argmax(1) != node.data.targets
     lengths = torch.stack([total(node, 0.5, [row]).double().norm() for row in range(20)])
@@ -112,7 +112,7 @@ def test_non_finite_gradient_is_dropped() -> None:
 
 
 class Mixing(nn.Module):
-    """A network that looks at the whole batch."""
+    """A network whose outputs depend on the whole batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,24 +147,24 @@ def test_step_sensitivity_is_at_most_the_clip(
 
     full = stepped(range(n))
     by = [(full - stepped([r for r in range(n) if r != row])).norm().item() for row in range(n)]
-    assert max(by) <= clip * (1 + 1e-3)  # parameters are float32: a step of them rounds
-    assert max(by) > 0.9 * clip, "what is charged is what one record can do"
+    assert max(by) <= clip * (1 + 1e-3)  # parameters are float32, so a step rounds them
+    assert max(by) > 0.9 * clip, "the clip is nearly attained"
 
 
-def slope(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def model_output(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return module(x).squeeze(1)
 
 
 @pytest.mark.parametrize("shortcut", [True, False])
 def test_large_sum_sensitivity_is_at_most_the_clip(shortcut: bool) -> None:
-    """In float32 the small ones after 1024 large ones all round up, and after 1023 none does."""
+    """In float32, the small ones after 1024 large ones would all be rounded up, those after 1023 down."""
     layer = nn.Linear(1, 1, bias=False)
     network = layer if shortcut else Behind(layer)
     x = torch.cat([torch.full((2**10, 1), 2.0), torch.full((20_000, 1), 1.01 * 2.0**-14)])
 
     def summed(rows: torch.Tensor) -> torch.Tensor:
         return clipped_sum_and_loss(
-            network, dict(layer.named_parameters()), slope, rows, torch.ones(len(rows)), 1.0
+            network, dict(layer.named_parameters()), model_output, rows, torch.ones(len(rows)), 1.0
         )[0]
 
     assert 0.99 < (summed(x) - summed(x[1:])).norm() <= 1
@@ -172,10 +172,10 @@ def test_large_sum_sensitivity_is_at_most_the_clip(shortcut: bool) -> None:
 
 @pytest.mark.parametrize("shortcut", [True, False])
 def test_tiny_gradient_on_huge_features_is_clipped(shortcut: bool) -> None:
-    """A server that sends a network's weights, fixed first layers among them, chooses both."""
+    """A server that sends a network's weights, including frozen first layers, chooses both."""
     layer = nn.Linear(4, 3, bias=False)
     nn.init.zeros_(layer.weight)
-    layer.weight.data[0, 0] = 60e-30  # the other classes have a chance of e^-60
+    layer.weight.data[0, 0] = 60e-30  # the other classes have probability e^-60
     network, x = layer if shortcut else Behind(layer), torch.tensor([[1e30, 0.0, 0.0, 0.0]])
     for clip in (1.0, 1e-3):
         gradient, _ = clipped_sum_and_loss(
@@ -197,16 +197,14 @@ def test_linear_layer_sum_matches_explicit_gradients(bias: bool) -> None:
         for rows in (slice(0), slice(2, 3), slice(None)):
             args = (dict(layer.named_parameters()), entropy, f[rows], y[rows], clip)
             quick, loss = clipped_sum_and_loss(layer, *args)
-            written, as_written = clipped_sum_and_loss(
-                Behind(layer), *args
-            )  # a kind of its own: no short cut
+            written, as_written = clipped_sum_and_loss(Behind(layer), *args)  # a subclass: no shortcut
             torch.testing.assert_close(quick, written, rtol=1e-5, atol=1e-5 * clip)
             assert loss == pytest.approx(as_written, rel=1e-4, nan_ok=True)
         assert clipped_sum_and_loss(layer, args[0], entropy, f[2:3], y[2:3], clip)[0].double().norm() <= clip
 
 
 class Behind(nn.Linear):
-    """A linear layer by another class; its parameters are those of the one that it is given."""
+    """A linear layer of another class that shares the parameters of a given one."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(1, 1)
@@ -214,9 +212,9 @@ class Behind(nn.Linear):
 
 
 class Fixed(nn.Module):
-    """Layers that have nothing to learn, look at the whole batch, and count how often they are asked."""
+    """A layer without parameters that depends on the whole batch and counts its calls."""
 
-    asked = 0
+    calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         Fixed.calls += 1
@@ -225,7 +223,7 @@ class Fixed(nn.Module):
 
 
 class Whole(nn.Sequential):
-    """Layers of which nobody but they know that they follow one another."""
+    """A Sequential subclass, which may not be split into its layers."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = super().forward(x)
@@ -248,11 +246,13 @@ def test_fixed_layers_features_are_computed_once_per_example(
         assert not moved[: 64 * 9 + 9].any()
         return moved, Fixed.calls
 
-    step_by_step, often = learned(Whole)
+    step_by_step, calls_plain = learned(Whole)
     monkeypatch.setattr(dp_training, "FEATURE_BATCH", 24)
-    at_once, seldom = learned(nn.Sequential)
+    at_once, calls_cached = learned(nn.Sequential)
     torch.testing.assert_close(at_once, step_by_step, rtol=1e-3, atol=1e-5)
-    assert (often, seldom) == (5, 2), "one example to know the size, and all"
+    assert (calls_plain, calls_cached) == (5, 2), (
+        "one forward pass for the feature size, and one for all examples"
+    )
     monkeypatch.setattr(dp_training, "MAX_CACHED_NUMBERS", 24 * 9)
     assert learned(nn.Sequential)[1] == 2
     monkeypatch.setattr(dp_training, "MAX_CACHED_NUMBERS", 24 * 9 - 1)
@@ -278,9 +278,9 @@ def test_gradient_sum_keeps_full_precision() -> None:
 ONE_STEP = LocalConfig(epochs=1, batch=64, optimizer="sgd", lr=1.0, momentum=0.0, smoothing=0.0)
 
 
-def first_step(node: Node, augment: Any, secret: int = 0, asking: str = "") -> torch.Tensor:
-    """Return the change by the first step times the records, which is minus the sum of the gradients."""
-    node.query_context_hash = asking
+def first_step(node: Node, augment: Any, secret: int = 0, query_hash: str = "") -> torch.Tensor:
+    """Return the change by the first step times the records: minus the sum of the gradients."""
+    node.query_context_hash = query_hash
     before, config = vector(node.model), dataclasses.replace(ONE_STEP, augment=augment)
     assert dp_training.train_privately(node, TASK, config, COMPUTE, dp=private(clip=0.3, secret=secret)) == 1
     return (vector(node.model) - before) * len(node.data)
@@ -307,7 +307,7 @@ def test_augmentation_depends_on_secret_not_seed() -> None:
     one = stepped()
     assert torch.equal(stepped(seed=1), one)
     assert not torch.allclose(stepped(secret=1), one, atol=1e-2)
-    assert not torch.allclose(stepped(asking="another query"), one, atol=1e-2)
+    assert not torch.allclose(stepped(query_hash="another query"), one, atol=1e-2)
 
 
 def test_augmentation_numbers_depend_on_content_and_are_uniform() -> None:
@@ -331,20 +331,22 @@ def test_samples_are_poisson() -> None:
     n, q, times = 12, 0.3, 4000
     data = TensorData(torch.zeros(n, 1, 4, 4), torch.arange(n))
     selected = torch.zeros(times, n)
-    for turn in range(times):
-        selected[turn, dp_training.poisson_sample(data, q, seeded_sampler(0, turn)).targets] += 1
-    assert selected.max() == 1, "no record twice"
+    for index in range(times):
+        selected[index, dp_training.poisson_sample(data, q, seeded_sampler(0, index)).targets] += 1
+    assert selected.max() == 1, "no record is sampled twice"
     sizes = selected.sum(1).long()
     counts = torch.bincount(sizes, minlength=n + 1).double().numpy()
     expected = times * stats.binom(n, q).pmf(range(n + 1))
     few = expected < 5
     counts = [*counts[~few], counts[few].sum()]
     expected = [*expected[~few], expected[few].sum()]
-    assert stats.chisquare(counts, expected).pvalue > 0.01, "sizes are binomial, not one size"
+    assert stats.chisquare(counts, expected).pvalue > 0.01, "sample sizes are binomial"
     spread = math.sqrt(q * (1 - q) / times)
-    assert (selected.mean(0) - q).abs().max() < 4 * spread, "each record as often as the others"
+    assert (selected.mean(0) - q).abs().max() < 4 * spread, "records have equal sampling rates"
     covariance = selected.T.cov() - q * (1 - q) * torch.eye(n)
-    assert covariance.abs().max() < 5 * q * (1 - q) / math.sqrt(times) + 0.01, "each by itself"
+    assert covariance.abs().max() < 5 * q * (1 - q) / math.sqrt(times) + 0.01, (
+        "records are sampled independently"
+    )
 
 
 def test_step_divides_sample_sum_by_expected_size() -> None:
@@ -382,7 +384,7 @@ def test_noise_and_samples_depend_on_names_and_secret() -> None:
     one = moved(made(), private(1.0), 0.5, 1)
     torch.testing.assert_close(moved(made(), private(1.0), 0.5, 1), one, rtol=0, atol=0)
     for other in (moved(made(), private(1.0), 0.5, 2), moved(made(), private(1.0, secret=1), 0.5, 1)):
-        assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1]) < 0.2, "other names, other noise"
+        assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1]) < 0.2, "other names give other noise"
     node = made()
     node.query_context_hash = "another query"
     assert abs(torch.corrcoef(torch.stack([one, moved(node, private(1.0), 0.5, 1)]))[0, 1]) < 0.2
@@ -407,7 +409,7 @@ def test_different_sums_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> No
         return total, loss
 
     monkeypatch.setattr(dp_training, "clipped_sum_and_loss", rounded)
-    assert alike(noise(), one) < 0.1, "the same records, another machine's last digit"
+    assert alike(noise(), one) < 0.1, "the same records with another last digit"
 
 
 # --- against Opacus -------------------------------------------------------------------------------
@@ -440,7 +442,7 @@ def test_step_without_noise_matches_opacus(model: str) -> None:
     torch.testing.assert_close(vector(node.model), vector(theirs.model), rtol=1e-3, atol=1e-5)
 
 
-# --- what else a step does ------------------------------------------------------------------------
+# --- other properties of a step --------------------------------------------------------------------
 
 
 def test_public_loss_is_added_without_clipping() -> None:
@@ -474,7 +476,7 @@ def test_reported_loss_is_sample_mean() -> None:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fixed", [(), ("0.weight", "0.bias")])
 def test_clipped_sums_do_not_depend_on_memory_layout(precision: Any, fixed: tuple[str, ...]) -> None:
-    """Group norm changes the memory layout, within vmap and behind frozen layers, too."""
+    """Group norm changes the memory layout, also within vmap and behind frozen layers."""
     node, compute = made("small-cnn:4"), Compute(EngineConfig(precision=precision))
 
     def of(model: nn.Module) -> torch.Tensor:
@@ -534,7 +536,7 @@ def prepared(model: str = "mlp:8", config: LocalConfig = PLAIN, n: int = 20) -> 
     return node
 
 
-@pytest.mark.parametrize("model", ["mlp:8", "small-cnn:4"])  # the second lies with channels last
+@pytest.mark.parametrize("model", ["mlp:8", "small-cnn:4"])  # the second is in channels-last format
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_full_batch_without_clipping_matches_plain_training(optimizer: Any, model: str) -> None:
     config = LocalConfig(
@@ -545,7 +547,7 @@ def test_full_batch_without_clipping_matches_plain_training(optimizer: Any, mode
     assert local_training.train([theirs], TASK, config, COMPUTE) == 6
     torch.testing.assert_close(vector(ours.model), vector(theirs.model), rtol=1e-3, atol=1e-4)
     (group,) = ours.optimizers["model"].param_groups
-    assert group["lr"] == pytest.approx(0.001), "the last step is at the end of the cosine"
+    assert group["lr"] == pytest.approx(0.001), "the schedule ends at its final value"
 
 
 @pytest.mark.parametrize("augment", ["none", "shift-flip"])

@@ -1,4 +1,4 @@
-"""DP-SGD on every task: each example's gradient is what it alone gives, so that the clip binds it."""
+"""DP-SGD on every task: each example's gradient is that of the example alone, so that clipping bounds it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ N, SIDE, LENGTH, WORDS = 5, 16, 6, 11
 
 @dataclass(frozen=True)
 class Case:
-    """A task with a network for it."""
+    """A task and a network for it."""
 
     task: str
     model: str
     classes: int
-    targets: tuple[int, ...]  # shape of one
+    targets: tuple[int, ...]  # shape of one target
     lowest: int = 0
     channels: int = 1
 
@@ -57,7 +57,7 @@ def made(case: Case) -> tuple[Task, nn.Module, TensorData]:
     inputs = torch.randn(N, *shape, generator=draw)
     if task.form == "texts":
         inputs = torch.randint(1, WORDS, (N, LENGTH), generator=draw)
-        inputs[1::2, LENGTH // 2 :] = 0  # every other text is half as long
+        inputs[1::2, LENGTH // 2 :] = 0  # every second text has half the length
     targets = torch.randn(N, *case.targets, generator=draw).tanh()
     if task.kind == "time":
         time, event = torch.rand(2, N, generator=draw)
@@ -70,7 +70,7 @@ def made(case: Case) -> tuple[Task, nn.Module, TensorData]:
 
 
 def alone(task: Task, model: nn.Module, data: TensorData, row: int, smoothing: float) -> torch.Tensor:
-    """One example's gradient, as a batch of its own: ``(P,)``."""
+    """Return one example's gradient, computed as a batch of one: ``(P,)``."""
     one = data.subset(torch.tensor([row]))
     outputs = model(one.inputs).float()
     loss = task.loss(outputs.unsqueeze(0), one.targets.unsqueeze(0), smoothing).sum()
@@ -84,7 +84,7 @@ def test_per_example_gradients_match_loop(case: Case) -> None:
     each = torch.stack([alone(task, model, data, row, 0.1) for row in range(N)])  # (N, P)
     lengths = each.norm(dim=1)
     assert (lengths > 0).all()
-    clip = lengths.median().item()  # some are shortened, some are not
+    clip = lengths.median().item()  # clips some, but not all
     expected = (each * (clip / lengths).clamp(max=1).unsqueeze(1)).sum(0)
     losses = dp_training._example_losses(task, LocalConfig(smoothing=0.1))
     trained = dict(model.named_parameters())

@@ -1,6 +1,6 @@
-"""Two releases that differ in a single bit are two charges, unless both are the same stored bytes.
+"""Two releases that differ in a single bit are charged twice; the same stored bytes only once.
 
-Any order of messages, stops and troubles: tests/node/test_release_ledger.py.
+For arbitrary orders of messages, stops and failures, see tests/node/test_release_ledger.py.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ noise = 2.0
 noise = 2.0
 """
 STEP = Event("gaussian", 2.0, rate=B / 40)  # of a critic, on 4 of 40 records
-JUDGES = replace(PLAN, method={**FEDIOD, "name": JUDGING})  # critics alone are asked, too
+JUDGES = replace(PLAN, method={**FEDIOD, "name": JUDGING})  # critics can also be queried alone
 ORDINARY = dp_training.clipped_sum_and_loss
 
 
 def off_by_a_digit(*given: Any) -> tuple[torch.Tensor, float]:
-    """As another number of threads, or another processor, adds up."""
+    """Return a sum whose last digit differs, as with other threads or another processor."""
     total, loss = ORDINARY(*given)
     return torch.nextafter(total, torch.full_like(total, torch.inf)), loss
 
 
 def learned(clinic: Clinic) -> int:
-    """Steps of the critic that are charged."""
+    """Return the number of charged steps of the critic."""
     return clinic.session.audit.spending(NODE_DATA, "one").run_events.get(str(STEP), 0)
 
 
 def released(clinic: Clinic) -> int:
-    """Rows of what has left."""
+    """Return the number of released rows in the log."""
     return sum(row["part"] in ("response", "gradient") for row in clinic.rows())
 
 
-# --- a server that goes back and asks again under other numbers ----------------------------------------
+# --- a server that restores a checkpoint and queries with other numbers ----------------------------------
 
 
 @pytest.mark.parametrize("query", ["predict_logits", "score_with_critic"])
@@ -66,14 +66,16 @@ def test_query_with_another_number_changes_history(tmp_path: Path, query: str) -
         clinic.query(number, image(0), query=query)
         for more in range(3):
             releases.add(clinic.query(1001 + more, image(more), query=query)[1]["critic"].numpy().tobytes())
-    assert len(releases) == 12, "each had a critic of its own"
+    assert len(releases) == 12, "each query has its own critic"
     assert learned(clinic) == 4 + 12
     assert released(clinic) == 4 + 12
-    assert sum(line["training_cost"].get(str(STEP), 0) for line in clinic.lines()) == 16, "and says so"
+    assert sum(line["training_cost"].get(str(STEP), 0) for line in clinic.lines()) == 16, (
+        "the audit log has the training costs"
+    )
 
 
 def test_limits_count_queries_after_another_history(tmp_path: Path) -> None:
-    """By numbers alone a server could have nearly twice as much as its owner allows."""
+    """If only numbers counted, a server could get nearly twice as much as the owner allows."""
     clinic = Clinic(tmp_path / "clinic", "max_queries = 6\n" + PRIVATE).ready()
     answered = 0
     for number in range(1, 6):
@@ -81,7 +83,7 @@ def test_limits_count_queries_after_another_history(tmp_path: Path) -> None:
         for query_number in (number, 1001, 1002):
             answered += isinstance(clinic.query(query_number, image(query_number)), tuple)
     assert answered == released(clinic) == 6
-    one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of an answer
+    one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of a response
     clinic = Clinic(tmp_path / "other", f"max_bytes = {3 * one}\n" + PRIVATE).ready()
     for number in range(1, 4):
         clinic.say("load_checkpoint", checkpoint=0)
@@ -102,7 +104,7 @@ def test_second_gradient_counts_as_query(tmp_path: Path, private: str) -> None:
         replies.append(clinic.pull(0, value))
     same(replies[0][1], first)
     same(replies[2][1], first)
-    assert replies[1][1], "the second query"
+    assert replies[1][1], "of the second query"
     assert "max_queries: 2" in replies[3]["text"]
     assert clinic.charged_releases() == [(0, "response"), (0, "gradient"), (0, "gradient")]
 
@@ -134,16 +136,16 @@ def test_limits_hold_across_folders_and_names(tmp_path: Path, change: str) -> No
         assert reply["refused_queries"]["predict_logits"] == "max_queries: 3, over all runs"
 
 
-# --- other last digits ---------------------------------------------------------------------------------
+# --- differing last digits -----------------------------------------------------------------------------
 
 
 def test_differing_training_result_is_charged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a start with other threads: the noise would be another, so that is charged, too."""
+    """With another number of threads the noise differs, too, so both are charged."""
     clinic = Clinic(tmp_path / "clinic", PRIVATE).ready()
     first = clinic.query(0)[1]
     clinic.say("load_checkpoint", checkpoint=0)
     same(clinic.query(0)[1], first)
-    assert learned(clinic) == 1, "the same to the last bit is the same"
+    assert learned(clinic) == 1, "equal training is not charged again"
 
     samples: list[tuple[Any, ...]] = []
     sample = dp_training.poisson_sample
@@ -160,8 +162,8 @@ def test_differing_training_result_is_charged_again(tmp_path: Path, monkeypatch:
     reply, second = clinic.query(0)
     assert not torch.equal(second["critic"], first["critic"])
     assert learned(clinic) == 2
-    assert reply["privacy"]["cost"] == {str(STEP): 1}, "the server learns both costs"
-    assert samples[0] != samples[1], "no draw of records serves two sums"
+    assert reply["privacy"]["cost"] == {str(STEP): 1}, "the server receives both costs"
+    assert samples[0] != samples[1], "different sums use different samples"
     clinic.say("load_checkpoint", checkpoint=0)
     same(clinic.query(0)[1], second)
     assert learned(clinic) == 2
@@ -209,7 +211,7 @@ def test_unaffordable_second_attempt_releases_nothing(
 
 
 def test_differing_response_counts_for_approval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server gets it by asking the same of inputs that lie otherwise in memory."""
+    """A server can cause this by sending equal inputs in another memory format."""
     clinic = Clinic(tmp_path / "clinic", 'approve = "each run"\n' + PRIVATE)
     assert "waits" in clinic.say("join", plan=PLAN.to_dict())["rule"]
     clinic.host.requests.decide(describe(PLAN, None).sha256, True)
@@ -218,7 +220,7 @@ def test_differing_response_counts_for_approval(tmp_path: Path, monkeypatch: pyt
         assert isinstance(clinic.query(number), tuple)
     rows = released(clinic)
     clinic.say("load_checkpoint", checkpoint=0)
-    assert isinstance(clinic.query(0), tuple), "the same again"
+    assert isinstance(clinic.query(0), tuple), "the stored response"
     assert released(clinic) == rows
     monkeypatch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
@@ -227,7 +229,7 @@ def test_differing_response_counts_for_approval(tmp_path: Path, monkeypatch: pyt
 
 
 def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server can make a query fail behind the training: kept, each repetition would be a free round."""
+    """A server can make a query fail after training; a saved state would give it free rounds."""
     public = PublicData("shared", image(5), None, "")
     method = {"name": "fedmd", "rounds": 20, "initial_rounds": 1}
     plan = replace(PLAN, method=method, public=public_fingerprint(public), public_note=("shared", ""))
@@ -245,7 +247,7 @@ def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     call = {"query": "digest_and_communicate", "number": 0, "differentiable": False}
     before = to_vector(clinic.session.node.model).clone()
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
-    assert not torch.equal(to_vector(clinic.session.node.model), before), "it had learned"
+    assert not torch.equal(to_vector(clinic.session.node.model), before), "training changed the model"
     for checkpoint in (0, 1):
         assert "failed at query 0" in clinic.say("save_checkpoint", checkpoint=checkpoint)["text"]
     assert clinic.say("load_checkpoint", checkpoint=0) == ({}, {})
@@ -253,12 +255,14 @@ def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     assert clinic.say("save_checkpoint", checkpoint=0) == ({}, {})
     charged = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
-    assert clinic.session.audit.spending(NODE_DATA, "one").run_events == charged, "the same is the same"
+    assert clinic.session.audit.spending(NODE_DATA, "one").run_events == charged, (
+        "the same training is not charged again"
+    )
     monkeypatch.setattr(dp_training, "clipped_sum_and_loss", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
     assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
     twice = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
-    assert sum((twice - charged).values()) == 1, "that it fails may follow from what was learned"
+    assert sum((twice - charged).values()) == 1, "a failure may depend on training"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +270,7 @@ def test_failed_training_state_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     [[1], [[1]], -1, 2, 2**62, True, 1.0, *(torch.tensor(1, dtype=k) for k in (torch.int8, torch.uint8))],
 )
 def test_invalid_round_trains_and_charges_nothing(tmp_path: Path, wrong: Any) -> None:
-    """Priced as one round and trained as two, it would be a free one."""
+    """Charged as one round and trained as two, it would give a free round."""
     plan = replace(PLAN, method={"name": "fedavg", "rounds": 2})
     clinic = Clinic(tmp_path / "clinic", "outputs_only = false\n" + PRIVATE, plan)
     clinic.say("join", plan=plan.to_dict())
@@ -292,7 +296,7 @@ def test_model_with_releases_is_not_retrained(tmp_path: Path) -> None:
     assert "start a new run" in clinic.say("join", plan=PLAN.to_dict())["text"]
 
 
-# --- what check calls a fault --------------------------------------------------------------------------
+# --- faults that the check reports ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whatever fedstill writes in a node's folder is its owner's alone, from the moment that it is made."""
+"""All files in a node's folder are private to its owner from their creation on."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ model = "mlp:8"
 
 
 def run_node(home: Path, umask: int) -> None:
-    """One node answers a file of queries, and takes part in a live run, in a process whose umask closes
-    nothing.
+    """Respond to a file of queries and take part in a live run, in a process with the given umask.
 
-    Nothing is closed afterwards: rights that are not right as a file is made stay wrong.
+    Functions that change permissions are removed, so files must be created with the right ones.
     """
     folder, permissions = home / "clinic", {}
     os.umask(umask)
@@ -63,7 +62,7 @@ def run_node(home: Path, umask: int) -> None:
 
     def record_modes(*given: object) -> None:
         for path in [folder, *folder.rglob("*")]:
-            if path.name != "data.npz":  # which its owner has put there
+            if path.name != "data.npz":  # created by the owner
                 try:
                     mode = path.stat().st_mode
                 except FileNotFoundError:
@@ -118,11 +117,11 @@ def test_open_files_are_reported_with_command(tmp_path: Path, capsys: pytest.Cap
     folder.chmod(0o755)
     (line,) = [line for line in checked(folder, capsys) if line.startswith("open to others")]
     assert f"machine: {folder}/, runs, audit.sqlite, audit.sqlite.head; chmod go= '{folder}' && " in line
-    os.truncate(folder / "secret", 0)  # no fault of this keeps it from being said
+    os.truncate(folder / "secret", 0)  # a faulty secret does not hide the warning
     assert line in checked(folder, capsys)
     subprocess.run(line.partition("; ")[2], shell=True, check=True)
     assert not any(line.startswith("open to others") for line in checked(folder, capsys))
-    assert (folder / "data.npz").stat().st_mode & 0o777 == 0o640  # its owner's to open
+    assert (folder / "data.npz").stat().st_mode & 0o777 == 0o640  # the owner decides about this file
 
 
 def checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Security events in the audit log: each once, in the chain of the releases, and hidden from its readers."""
+"""Security events in the audit log: logged once, in one chain with releases, hidden from other readers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_lost_or_damaged_head_stops_events(folder: Path, content: str | None) ->
 
 
 def test_two_processes_write_one_chain(folder: Path) -> None:
-    """As a node's site and its job do, with releases in between."""
+    """A node's site and its job do this, with releases in between."""
     with closing(SecurityEvents(folder)) as site, closing(SecurityEvents(folder)) as job:
         for number in range(4):
             site.write("refused", "aa", f"reason {number}")
@@ -98,8 +98,8 @@ def test_two_processes_write_one_chain(folder: Path) -> None:
 @pytest.mark.parametrize(
     "counted", [{"cost": {"gaussian(1.0)": 1}}, {"up": {"logits": 1}}, {"no_guarantee": 1}, {"queries": 1}]
 )
-def test_nothing_that_counts_can_be_written_as_event(event: str, counted: dict[str, object]) -> None:
-    """Totals leave events out: a charge among them would be free."""
+def test_charged_entries_cannot_be_written_as_events(event: str, counted: dict[str, object]) -> None:
+    """Totals ignore events, so a charge in an event would be free."""
     given = Entry("one", NODE_DATA, "clinic", 0, "predict", event, **counted)  # type: ignore[arg-type]
     with closing(AuditLog()) as audit, raises_invalid("entry of an audit log"):
         audit.append(given)
@@ -116,7 +116,7 @@ def test_events_count_in_no_total_and_no_run(folder: Path) -> None:
 
 
 def test_export_holds_events_only_if_whole(folder: Path, command: Main) -> None:
-    """Readers of an exported log learn of no account and no server."""
+    """Readers of an exported log learn no account and no server."""
     with closing(SecurityEvents(folder)) as events:
         events.write("approved", "the owner's account", "board of 3 May", description="d" * 64)
         events.audit.charge(Entry("one", NODE_DATA, "clinic", 0, "predict", "response", up={"logits": 8}))
@@ -185,7 +185,7 @@ def test_further_refusals_are_counted_by_rule(folder: Path, monkeypatch: pytest.
         ("hours: 2 more refusals", "2"),
         ("other rules: 4 more refusals", "4"),
     ]
-    assert sum(int(count) if count else 1 for _, count in logged) == 129 + 9, "none is lost"
+    assert sum(int(count) if count else 1 for _, count in logged) == 129 + 9, "all refusals are counted"
 
 
 def test_long_attack_adds_few_entries(folder: Path) -> None:
@@ -198,7 +198,7 @@ def test_long_attack_adds_few_entries(folder: Path) -> None:
 
 
 def test_made_up_queries_do_not_hide_the_budget(folder: Path) -> None:
-    """The names of queries are the server's text: any number of them share one count."""
+    """Query names are chosen by the server, so any number of undeclared ones share one count."""
     with closing(SecurityEvents(folder)) as events:
         for number in range(101):
             text = f"invalid query = 'junk {number}: '"
@@ -217,8 +217,10 @@ def test_made_up_queries_do_not_hide_the_budget(folder: Path) -> None:
     assert len(events_in(folder)) < folder_log.MAX_REFUSALS + 20
 
 
-def test_new_rules_are_named_however_many_were_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After too many runs and queries the others of a run are counted together, with its name."""
+def test_new_rules_are_named_for_any_number_of_refusals(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After too many runs and queries, further ones of a run are counted together under its name."""
     monkeypatch.setattr(folder_log, "MAX_REFUSALS", 4)
     monkeypatch.setattr(folder_log, "MAX_COUNTED_RULES", 2)
     with closing(SecurityEvents(folder)) as events:
@@ -269,7 +271,7 @@ def test_full_disk_share_stops_server_events_only(folder: Path) -> None:
 def test_refusals_on_a_full_disk_are_counted(
     folder: Path, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that has filled the disk cannot hide what it tries next."""
+    """A server that has filled the disk cannot hide its further attempts."""
 
     def full(*given: Any) -> int:
         raise AuditError(FILE, "cannot be used: database or disk is full")
@@ -333,8 +335,8 @@ def test_foreign_table_stops_events(folder: Path) -> None:
             events.write("joined", "aa", "why")
 
 
-def test_lost_log_is_noticed_by_requests(folder: Path) -> None:
-    """Before the first run, requests for approval are all that is left of it."""
+def test_requests_detect_lost_log(folder: Path) -> None:
+    """Before the first run, requests for approval are the only trace of the log."""
     write(folder, 1)
     (folder / "requests").mkdir()
     (folder / "requests" / "a.json").write_text("{}")
@@ -345,8 +347,8 @@ def test_lost_log_is_noticed_by_requests(folder: Path) -> None:
         events.write("joined", "aa", "why")
 
 
-def test_release_of_no_payer_is_shown_all_the_same(folder: Path, command: Main) -> None:
-    """The printed cost is never less than what left."""
+def test_release_without_payer_is_shown(folder: Path, command: Main) -> None:
+    """The printed cost is never less than that of the releases."""
     with closing(SecurityEvents(folder)) as events:
         events.audit.charge(Entry("one", "", "clinic", 0, "predict", "response", up={"logits": 8}))
     shown = json.loads(command("audit", "show", folder, "--json")[1])

@@ -1,4 +1,4 @@
-"""Nothing leaves a node except through its gate: policy first, then bound, noise, charge, release."""
+"""Tensors leave a node only through its gate: policy first, then bound, noise, charge, release."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def release(
 
 
 class Watched(AuditLog):
-    """A log that writes down what is charged, and the last entry."""
+    """A log that records charges, and the last entry."""
 
     def __init__(self, calls: list[str]) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Watched(AuditLog):
 
 
 def test_approved_rows_limit_response() -> None:
-    """Public rows may come as a range of two numbers, and an answer have no size that was approved."""
+    """Public rows may be a range of two numbers, so the size of the response must be checked, too."""
     requires_approval = {"predict": {"times": 9, "rows": 3, "releases": {}, "bytes": 0}}
     door, query = (
         gate(),
@@ -143,7 +143,7 @@ def test_max_queries_counts_queries_not_releases() -> None:
         door.admit(QUERY, received_query(number), {})
         release(door, received_query(number))
         release(door, received_query(number), "gradient", {"d/dx": torch.ones(1)})
-    door.admit(QUERY, received_query(1), {})  # the same query again is not a third one
+    door.admit(QUERY, received_query(1), {})  # a repetition of the second query
     with pytest.raises(QueryRefused, match="max_queries: 2"):
         door.admit(QUERY, received_query(2), {})
 
@@ -197,7 +197,9 @@ def test_release_steps_run_in_order() -> None:
     released = release(door)
     assert journal.calls == ["bound", "bound", "noise", "noise", "price", "price", "charge response"]
     assert door.release_cost(0, "response") == ReleaseCost(mechanism="journal", cost=PAID)
-    assert all((tensor == 1.5).all() for tensor in released.values()), "what leaves is bounded and noised"
+    assert all((tensor == 1.5).all() for tensor in released.values()), (
+        "released tensors are bounded and noised"
+    )
     assert set(released) == set(ANSWER)
     assert (audit.last.up, audit.last.cost, audit.last.no_guarantee) == (
         {"logits": 24, "critic": 32},
@@ -219,7 +221,7 @@ def test_postprocessing_gets_noised_response_and_inputs() -> None:
     )
     assert journal.calls[-3:] == ["price", "finish", "charge response"]
     assert released == {"logits": torch.tensor(18.0), "critic": torch.tensor(12.0)}, "1.5 each, x 2"
-    assert audit.last.up == {"logits": 4, "critic": 8}, "bytes are those that leave"
+    assert audit.last.up == {"logits": 4, "critic": 8}, "bytes after postprocessing"
 
 
 def test_gradients_are_not_postprocessed() -> None:
@@ -247,7 +249,7 @@ def test_first_release_reports_training_cost() -> None:
     release(door, received_query(1))
     assert door.release_cost(1, "response").cost == PAID
     release(door, received_query(0))
-    assert door.release_cost(0, "response").cost == PAID | trained, "as in the first reply"
+    assert door.release_cost(0, "response").cost == PAID | trained, "equal to the first reply"
     assert total_charged(audit, "clinic") == ({"laplace(4.0)": 4, **trained}, 0)
 
 
@@ -263,7 +265,7 @@ def test_release_reports_its_own_training_cost() -> None:
     door.ledger.charge_training(response(0), {})
     release(door, received_query(0))
     assert door.release_cost(0, "response").cost == {**PAID, "gaussian(3.0, rate=0.5)": 1}
-    assert audit.last.cost == PAID, "it has been paid for by itself"
+    assert audit.last.cost == PAID, "training has its own charge"
     release(door, received_query(0), "gradient", {"d/dx": torch.ones(1)})
     assert door.release_cost(0, "gradient").cost == PAID
     journal.learned = {"critic": None}
@@ -274,9 +276,9 @@ def test_release_reports_its_own_training_cost() -> None:
 
 def test_training_is_charged_once_at_admission() -> None:
     door, journal, _ = journaled(learned={"critic": PrivacyCost({Event("gaussian", 3.0, rate=0.5): 1})})
-    for _ in range(2):  # after a stop it is learned once more
+    for _ in range(2):  # trained again after a restart
         door.admit(QUERY, received_query(), {})
-        assert "charge training" not in journal.calls[1:], "it may be refused yet, by others"
+        assert "charge training" not in journal.calls[1:], "other nodes may still refuse"
         door.ledger.charge_training(response(), {})
     assert journal.calls == ["charge training"]
     door.ledger.policy = PolicyConfig(max_queries=1)
@@ -284,7 +286,7 @@ def test_training_is_charged_once_at_admission() -> None:
     journal.calls.clear()
     with raises_refused("max_queries: 1"):
         door.admit(QUERY, received_query(1), {})
-    assert journal.calls == [], "what the policy refuses is not paid for"
+    assert journal.calls == [], "refused queries are not charged"
 
 
 def test_policy_refusals_come_before_budget_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +310,7 @@ def test_repeated_query_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [sent_ for _, _, sent_ in given] == [sent]
     release(door)
     door.admit(QUERY, received_query(), sent)
-    assert len(given) == 1, "asked again it is not asked for again"
+    assert len(given) == 1, "the cost is not computed again"
 
 
 def test_charge_is_on_disk_before_release(tmp_path: Path) -> None:
@@ -317,7 +319,7 @@ def test_charge_is_on_disk_before_release(tmp_path: Path) -> None:
     class Watching(ReleaseLedger):
         def charge(self, *args: Any, **fields: Any) -> None:
             super().charge(*args, **fields)
-            entry_counts.append(len(entries(tmp_path)))  # read while nothing has been returned
+            entry_counts.append(len(entries(tmp_path)))  # read before anything is returned
 
     with closing(AuditLog(tmp_path / FILE)) as audit:
         door = gate(audit)
@@ -332,7 +334,7 @@ def test_release_has_no_graph() -> None:
 
 
 def noisy() -> Gate:
-    """A gate with noise on its answers."""
+    """Return a gate that adds noise to responses."""
     side = NodeSide({"predict_logits": replace(QUERY, depends_on_records=())}, SETTING)
     outputs, gradients = OutputsConfig(noise=1.0, bound=3.0), GradientsConfig(noise=1.0)
     privacy = NoisyOutputs(outputs=outputs, gradients=gradients)
@@ -361,12 +363,12 @@ def test_response_with_another_last_digit_is_charged_again(part: str) -> None:
     first, again = examined(door, one, part), examined(door, one, part)
     assert torch.equal(first, again)
     assert (rows_of(door), door.ledger.audit.spending("a", ALL_RUNS).total_bytes) == (1, 24), (
-        "the very same costs nothing"
+        "an equal response is free"
     )
     moved = examined(door, other, part)
-    assert ((moved - first).abs() > 1e-3).all(), "no number has the noise that it had"
+    assert ((moved - first).abs() > 1e-3).all(), "all noise is new"
     assert (rows_of(door), door.ledger.audit.spending("a", ALL_RUNS).total_bytes) == (2, 48), (
-        "and its line is written, too"
+        "the release is logged too"
     )
     assert torch.equal(examined(door, one, part), first)
     assert torch.equal(examined(door, other, part), moved)
@@ -377,7 +379,7 @@ def test_response_with_another_last_digit_is_charged_again(part: str) -> None:
 
 
 def restarted(folder: Path, **policy: Any) -> Gate:
-    """A gate on a log's file as a new process opens it."""
+    """Return a gate on a log's file, as a new process opens it."""
     return gate(AuditLog(folder / FILE), **policy)
 
 
@@ -385,7 +387,7 @@ def test_old_query_number_does_not_bypass_limits(tmp_path: Path) -> None:
     for number in range(2):
         release(restarted(tmp_path), received_query(number))
     door = restarted(tmp_path, max_queries=2, max_bytes=2 * 56 + 55)
-    door.admit(QUERY, received_query(1), {})  # what was answered may be answered again
+    door.admit(QUERY, received_query(1), {})  # a repeated query is allowed
     release(door, received_query(1))
     assert (door.ledger.audit.spending("clinic", ALL_RUNS).total_queries, len(entries(tmp_path))) == (2, 2)
     for number in (0, 1, 2):
@@ -396,7 +398,7 @@ def test_old_query_number_does_not_bypass_limits(tmp_path: Path) -> None:
         release(door, received_query(0, "another"))
 
 
-# --- what comes in ------------------------------------------------------------------------------------
+# --- received tensors -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

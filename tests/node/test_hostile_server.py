@@ -1,4 +1,4 @@
-"""A server that wants more than a node's owner allows: each test is one of its tricks."""
+"""Servers that try to get more than a node's owner allows: each test is one attack."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.small_world import SETTING
 
 
 def test_reordered_queries_are_charged_and_logged(tmp_path: Path) -> None:
-    """A critic that has seen query 1 answers query 2 otherwise than one that has not."""
+    """A critic that was trained in query 1 responds differently to query 2."""
     clinic = Clinic(tmp_path / "clinic", "max_queries = 4").ready()
     first = [clinic.query(number)[1] for number in (0, 1, 2)]
     lines = len(clinic.charged_releases())
@@ -45,7 +45,7 @@ def test_reordered_queries_are_charged_and_logged(tmp_path: Path) -> None:
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_queries == 4
     assert len(clinic.charged_releases()) == lines + 1
     assert clinic.lines()[-1].get("history_hash", "") != clinic.lines()[2]["history_hash"]
-    # The fifth is one too many; in the old order they are the old answers, and cost nothing.
+    # A fifth query exceeds the limit; in the old order, queries get the old responses for free.
     clinic.say("load_checkpoint", checkpoint=0)
     assert "max_queries: 4" in clinic.query(1)["text"]
     clinic.say("load_checkpoint", checkpoint=0)
@@ -61,7 +61,7 @@ def test_limits_hold_over_all_runs(tmp_path: Path) -> None:
     clinic.say("leave")
     other = Clinic(tmp_path / "clinic", "max_queries = 3", dataclasses.replace(PLAN, run="two"))
     reply, _ = other.say("join", plan=other.plan.to_dict())
-    assert reply["max_queries"] == 1  # are left
+    assert reply["max_queries"] == 1  # the remaining queries
     other.say("train_locally", seconds=60)
     other.query(0)
     assert "max_queries: 3" in other.query(1)["text"]
@@ -71,22 +71,22 @@ def test_limits_hold_over_all_runs(tmp_path: Path) -> None:
     assert reply["refused_queries"] == dict.fromkeys(
         ("count_labels", "predict_logits"), "max_queries: 3, over all runs"
     )
-    assert reply["max_queries"] == 0  # and not None, which is no limit
+    assert reply["max_queries"] == 0  # not None, which would be no limit
 
 
 def test_status_counts_queries_of_other_runs_only(tmp_path: Path) -> None:
-    """A run that begins or continues has the limit less the queries of other runs."""
+    """The limit of a run, new or resumed, is reduced by the queries of other runs."""
     Clinic(tmp_path / "clinic", "max_queries = 5").ready().query(0)
     other = Clinic(tmp_path / "clinic", "max_queries = 5", dataclasses.replace(PLAN, run="two")).ready()
     other.query(0)
     other.query(1)
     other.again()
     reply, _ = other.say("join", plan=other.plan.to_dict())
-    assert reply["max_queries"] == 4  # 5 less the one of run "one"; two of the four are used
+    assert reply["max_queries"] == 4  # 5 minus the query of run "one"; two of the four are used
 
 
 def test_max_bytes_holds_over_all_runs(tmp_path: Path) -> None:
-    one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of an answer
+    one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of a response
     policy = f"max_bytes = {one + 1}"
     Clinic(tmp_path / "clinic", policy).ready().query(0)
     other = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, run="two")).ready()
@@ -105,7 +105,7 @@ def test_run_keeps_its_method_and_data(tmp_path: Path) -> None:
     data = node_data.load_node_data(clinic.host.file.data, clinic.folder, PLAN.spec)[0]
     plain = digest("data", {"inputs": data.inputs, "targets": data.targets})
     assert saved["data"] == keyed_digest(owner_folder.read_secret(clinic.folder), plain), (
-        "nobody else can try records out"
+        "the digest is keyed with the secret of the node"
     )
 
 
@@ -116,7 +116,7 @@ def test_run_without_releases_may_change(tmp_path: Path) -> None:
     clinic.say("leave")
     other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
     reply, _ = clinic.say("join", plan=other.to_dict())
-    # What was learned for the first plan is not what the second one would have learned.
+    # Training for the first plan does not apply to the second one.
     assert (reply["is_trained"], reply["checkpoints"]) == (False, [])
     clinic.say("leave")
     clinic.say("join", plan=other.to_dict())
@@ -124,7 +124,7 @@ def test_run_without_releases_may_change(tmp_path: Path) -> None:
 
 
 def test_running_session_keeps_its_setup(tmp_path: Path) -> None:
-    clinic = Clinic(tmp_path / "clinic").ready()  # nothing has left yet
+    clinic = Clinic(tmp_path / "clinic").ready()  # nothing is released yet
     for change in ({"method": {**FEDIOD, "batch": 5}}, {"run": "two"}):
         other = Clinic(tmp_path / "clinic", plan=dataclasses.replace(PLAN, **change))
         assert "another run is active here" in other.say("join", plan=other.plan.to_dict())["text"]
@@ -158,7 +158,7 @@ def test_internal_errors_stay_in_owners_log(
 
 
 def test_plugin_errors_stay_in_owners_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its first line may quote anything, and a missing one's the folders that were looked into."""
+    """The error's first line may quote anything; a missing module's names the searched folders."""
     name = "broken_of_hostile:Method"
     leaky = "leaky_of_hostile:THING"
     clinic = Clinic(
@@ -194,7 +194,7 @@ def test_disallowed_task_is_refused_without_import(tmp_path: Path, name: Any) ->
 
 
 def test_unknown_task_option_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks for the task that it may have meant looks among the package's own."""
+    """Suggestions for a misspelled task only come from the package's own tasks."""
     point = EntryPoint("strange", "antigravity:geohash", TASKS.group)
     monkeypatch.setattr("fedstill.core.registry._installed", lambda group: {"strange": point})
     plan = PLAN.to_dict()
@@ -302,7 +302,7 @@ def test_public_cache_keeps_last_data_only(tmp_path: Path) -> None:
 
 
 def test_tensors_of_a_plan_without_public_data_are_not_stored(tmp_path: Path) -> None:
-    """They were checked against nothing, and would take the place of another run's public data."""
+    """They were not validated, and would replace another run's public data."""
     clinic = Clinic(tmp_path / "clinic")
     cached = clinic.folder / "public" / f"{'0' * 32}.safetensors"
     cached.parent.mkdir()
@@ -312,7 +312,7 @@ def test_tensors_of_a_plan_without_public_data_are_not_stored(tmp_path: Path) ->
 
 
 def test_late_message_changes_no_state(tmp_path: Path) -> None:
-    """A link that sends again may deliver the first copy after what followed."""
+    """A link that resends messages may deliver the first copy late."""
     clinic = Clinic(tmp_path / "clinic")
     clinic.say("join", plan=PLAN.to_dict(), server="s", message=0)
     clinic.say("train_locally", seconds=60)
@@ -321,11 +321,11 @@ def test_late_message_changes_no_state(tmp_path: Path) -> None:
     saved = (clinic.folder / "runs/one/checkpoint-1.safetensors").read_bytes()
     clinic.query(1)
     critic = clinic.critic()
-    clinic.say("save_checkpoint", checkpoint=1, server="s", message=5)  # the same once more
+    clinic.say("save_checkpoint", checkpoint=1, server="s", message=5)  # the same message again
     assert (clinic.folder / "runs/one/checkpoint-1.safetensors").read_bytes() == saved
-    clinic.say("load_checkpoint", checkpoint=0, server="s", message=3)  # an older one
+    clinic.say("load_checkpoint", checkpoint=0, server="s", message=3)  # an older message
     assert torch.equal(clinic.critic(), critic)
-    # Another server process has taken over; messages of the one before are ignored.
+    # Another server process has taken over; messages of the previous one are ignored.
     clinic.say("join", plan=PLAN.to_dict(), server="t", message=0)
     clinic.say("load_checkpoint", checkpoint=0, server="s", message=99)
     assert torch.equal(clinic.critic(), critic)
@@ -338,7 +338,7 @@ def test_late_message_changes_no_state(tmp_path: Path) -> None:
 def test_checkpoint_is_saved_at_current_query_only(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
     clinic.say("join", plan=PLAN.to_dict())
-    assert "it is not before query 0" in clinic.say("save_checkpoint", checkpoint=0)["text"]  # still learning
+    assert "it is not before query 0" in clinic.say("save_checkpoint", checkpoint=0)["text"]  # still training
     clinic.say("train_locally", seconds=60)
     clinic.query(3)
     assert "it is not before query 2" in clinic.say("save_checkpoint", checkpoint=2)["text"]
@@ -355,8 +355,8 @@ def test_server_cannot_forge_log_lines(tmp_path: Path, caplog: pytest.LogCapture
     assert len(clinic.lines()[-1]["query"]) <= 300
 
 
-def test_refusal_does_not_grow_with_what_it_quotes(tmp_path: Path) -> None:
-    """Tensors have names of the server, which come back in the reply and stay in the log."""
+def test_refusals_have_bounded_length(tmp_path: Path) -> None:
+    """The server chooses names of tensors, which the reply and the log quote."""
     clinic = Clinic(tmp_path / "clinic").ready()
     reply = clinic.say(
         "answer_query",
@@ -371,7 +371,7 @@ def test_refusal_does_not_grow_with_what_it_quotes(tmp_path: Path) -> None:
 
 
 def test_late_join_of_former_server_changes_nothing(tmp_path: Path) -> None:
-    """Not even where it is of another run: the current one continues."""
+    """Also if it is for another run: the current one continues."""
     clinic = Clinic(tmp_path / "clinic")
     for server in ("first", "second"):
         assert "is_trained" in clinic.say("join", plan=PLAN.to_dict(), server=server)[0]
@@ -391,11 +391,11 @@ def test_too_large_message_is_logged_as_message(tmp_path: Path, caplog: pytest.L
     assert reply["query"] == "message"
     (line,) = caplog.messages
     assert line.startswith("refused message: ")
-    assert clinic.lines() == before, "nobody knows which query it was"
+    assert clinic.lines() == before, "the query of the message is unknown"
 
 
 def test_too_large_message_is_refused_before_lock(tmp_path: Path) -> None:
-    """Many of them at once would all be in memory."""
+    """Otherwise, many concurrent messages would all be in memory."""
     clinic = Clinic(tmp_path / "clinic", "max_message = 20000\n").ready()
     with clinic.host._lock, ThreadPoolExecutor(1) as pool:
         reply = pool.submit(clinic.query, 0, torch.ones(400, *SHAPE)).result(timeout=60)
@@ -415,15 +415,17 @@ def test_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.Mon
     for _ in range(3):
         assert "kind" in clinic.query(7, wrong)
     refused = [line for line in clinic.lines() if line["part"] == "refused"]
-    assert [line["number"] for line in refused] == [7], "the same is one line"
+    assert [line["number"] for line in refused] == [7], "equal refusals have one line"
     monkeypatch.setattr("fedstill.node.folder_log.MAX_REFUSALS", 3)
     for number in range(20):
         assert "kind" in clinic.query(number, wrong)
     numbers = [line["number"] for line in clinic.lines() if line["part"] == "refused"]
-    assert numbers == [7, 0, 1, -1], "the last one is a count of ten"
+    assert numbers == [7, 0, 1, -1], "the last line counts ten refusals"
     monkeypatch.setattr(node_service, "MAX_JOINS", 4)
     plans = [dataclasses.replace(PLAN, run=run) for run in ("two", "one", "two", "three", "four")]
-    replies = [clinic.say("join", plan=plan.to_dict(), server=f"s{turn}") for turn, plan in enumerate(plans)]
+    replies = [
+        clinic.say("join", plan=plan.to_dict(), server=f"s{index}") for index, plan in enumerate(plans)
+    ]
     assert [isinstance(reply, tuple) for reply in replies] == [True, True, True, False, False]
     assert replies[-1]["rule"] == "a process joins 4 runs at most"
     assert [line["event"] for line in security_events(clinic.folder)].count("joined") == 4
@@ -459,7 +461,7 @@ def test_server_cannot_fill_process_log(
     assert [line.startswith("refused message: ") for line in first] == [True, True, True, False]
     assert first[-1] == "further refusals in this hour are not logged here"
     assert lines(10) == []
-    monkeypatch.setattr(refusals, "SECONDS_PER_HOUR", 0.0)  # as if one had gone by
+    monkeypatch.setattr(refusals, "SECONDS_PER_HOUR", 0.0)  # simulates the next hour
     assert len(lines(1)) == 1
 
 
@@ -469,11 +471,11 @@ def test_other_servers_queries_are_not_logged_under_current_run(tmp_path: Path) 
     assert clinic.lines() == []
 
 
-# --- what a refusal or a failure tells --------------------------------------------------------------------
+# --- information in refusals and failures ----------------------------------------------------------------
 
 
 def test_refused_response_gives_no_gradient(tmp_path: Path) -> None:
-    """Answers of 400 classes are larger than gradients of 8 x 8 images, which the limit lets pass."""
+    """Responses of 400 classes exceed the limit; gradients of 8 x 8 images alone would not."""
     spec = dataclasses.replace(SPEC, classes=tuple(map(str, range(400))))
     policy = "max_queries = 1\nmax_bytes = 6000\n"
     clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, spec=spec)).ready()
@@ -483,7 +485,7 @@ def test_refused_response_gives_no_gradient(tmp_path: Path) -> None:
 
 
 def test_failing_model_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As what is asked can make it do, or not, by what a private model has learned."""
+    """A query may make the model fail depending on what it learned from private data."""
     public = PublicData("p", torch.zeros(4, *SHAPE))
     method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
     plan = RunPlan("one", method, SPEC, public=public_fingerprint(public), public_note=("p", ""))
@@ -504,7 +506,7 @@ def test_failing_model_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_nan_response_is_counted(tmp_path: Path) -> None:
-    """As public images at the end of float32 can make it: a refusal would tell, and nothing be counted."""
+    """Extreme public images can cause NaN; a refusal would be a release that is not counted."""
     public = PublicData("p", torch.zeros(4, *SHAPE))
     method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
     plan = RunPlan("one", method, SPEC, public=public_fingerprint(public), public_note=("p", ""))
@@ -520,7 +522,7 @@ def test_nan_response_is_counted(tmp_path: Path) -> None:
     assert (released["logits"] == -128).all()
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_bytes == released["logits"].numel()
     assert clinic.say("answer_query", more, number=1, **call)["rule"] == f"max_bytes: {most} bytes", (
-        "as of numbers"
+        "NaN responses count as bytes"
     )
 
 
@@ -534,11 +536,11 @@ def make(shape, classes):
 """
 
 
-@pytest.mark.filterwarnings("ignore")  # it is not fitted to the end, and overflows
+@pytest.mark.filterwarnings("ignore")  # its fit does not converge, and it overflows
 def test_overflowing_predictor_gives_noise_and_is_charged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By which scale of an input it does, its weights could be read, a refusal at a time."""
+    """The scale of an input at which the model overflows would reveal its weights, one refusal at a time."""
     own = 'name = "own:make"\noutput_format = "logits"\ntrain = false'
     monkeypatch.setattr(node_services, "NODE", NODE.replace('name = "mlp:8"', own))
     (tmp_path / "clinic").mkdir()
@@ -578,7 +580,7 @@ def test_reason_for_too_large_run_is_not_sent(tmp_path: Path) -> None:
 
 
 def test_frozen_model_is_not_trained() -> None:
-    """Nothing is charged for its training, and so there must be none."""
+    """Its training is not charged, so it must not happen."""
     side = NodeSide({}, SETTING, trains_models=False)
     assert side.initial_training is None
     assert NodeSide({}, SETTING).initial_training is not None
@@ -593,7 +595,7 @@ def test_frozen_model_is_not_trained() -> None:
     ],
 )
 def test_only_noisy_counts_have_minimum_weight(tmp_path: Path, privacy: str, least: float) -> None:
-    """Exact ones are the same numbers on every engine."""
+    """Exact counts are equal on every engine."""
     method = {"name": "fedavg", "rounds": 2}
     policy = "outputs_only = false\n" + privacy
     clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, method=method))
@@ -603,7 +605,7 @@ def test_only_noisy_counts_have_minimum_weight(tmp_path: Path, privacy: str, lea
     assert encoder.counts["size"].item() == least
 
 
-# --- tensors of another form than the run's --------------------------------------------------------------
+# --- invalid tensors -------------------------------------------------------------------------------------
 
 
 def table_of(classes: int, width: int) -> torch.Tensor:
@@ -643,7 +645,7 @@ def test_tensors_of_another_shape_are_refused_by_name(
         if kind == SCHEDULE
     }
     given = {"query": query, "differentiable": False}
-    bent = [
+    malformed = [
         sound.unsqueeze(0),
         sound.reshape(-1)[:1],
         torch.zeros((), dtype=sound.dtype),
@@ -652,7 +654,7 @@ def test_tensors_of_another_shape_are_refused_by_name(
         sound.to(torch.complex64),
         torch.cat([sound, sound]),
     ]
-    for number, tensor in enumerate(bent):
+    for number, tensor in enumerate(malformed):
         reply = clinic.say("answer_query", {name: tensor.contiguous(), **schedule}, number=number, **given)
         assert reply["kind"] in ("ArgumentError", "QueryRefused"), (tuple(tensor.shape), tensor.dtype, reply)
     assert clinic.charged_releases() == []

@@ -1,4 +1,4 @@
-"""Gradients that are pulled back through answers: how a sum weighs them, and which a node refuses."""
+"""Input gradients of responses: their weights in sums, and invalid output gradients."""
 
 from __future__ import annotations
 
@@ -48,11 +48,10 @@ SETTING = NodeSetting(Classification(2), LocalConfig(), Compute())
 WEIGHTS = {"a": [[1.0, 0.0], [0.0, 1.0]], "b": [[2.0, 1.0], [0.0, 1.0]], "c": [[0.0, 1.0], [1.0, 0.0]]}
 SIZES = {"a": 4.0, "b": 2.0, "c": 5.0}
 COUNTS = {"a": [1.0, 3.0], "b": [2.0, 0.0], "c": [4.0, 1.0]}
-# Of a loss with slopes g = (1/2, -1/4) of the weighed sum of logits, 2 sum_k (w_k g) W_k by hand:
-# size:   4 (1, -1/2) + 2 (2, 1/2) + 5 (-1/2, 1) = (5.5, 4)
-# counts: (1, -3/2) + (4, 2) + (-1/2, 4)         = (4.5, 4.5)
-# mean:   (1, -1/2) + (2, 1/2) + (-1/2, 1)       = (2.5, 1)
-SLOPES = torch.tensor([[0.5, -0.25]])
+# Input gradients of 2 sum_k (w_k g) W_k by hand, with output gradients g = (1/2, -1/4) of the weighted sum of
+# logits: size:   4 (1, -1/2) + 2 (2, 1/2) + 5 (-1/2, 1) = (5.5, 4) counts: (1, -3/2) + (4, 2) + (-1/2, 4)
+# = (4.5, 4.5) mean:   (1, -1/2) + (2, 1/2) + (-1/2, 1)       = (2.5, 1)
+OUTPUT_GRADIENTS = torch.tensor([[0.5, -0.25]])
 BY_HAND: dict[SumWeighting, list[float]] = {"size": [2.75, 2.0], "counts": [2.25, 2.25], "mean": [1.25, 0.5]}
 
 
@@ -110,7 +109,7 @@ def test_masked_gradients_are_weighted_like_responses(how: SumWeighting, tmp_pat
     for name in NAMES:
         node = Masked(party.masks[name], how)
         node.respond(0, x, SumRequest(1, NAMES))
-        parts.append(node.backward(0, SLOPES, SumRequest(2, NAMES)))
+        parts.append(node.backward(0, OUTPUT_GRADIENTS, SumRequest(2, NAMES)))
     assert from_ring(add_contributions(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
 
 
@@ -121,7 +120,7 @@ def test_summed_gradients_are_weighted_in_process(how: SumWeighting) -> None:
         set_counts(SumEncoder(node.gate), node.name)
     handler = RequestHandler(NodeGroup(nodes), build_node_side(how), Compute())
     respond(handler, "predict_logits", 0, {"x": torch.tensor([[3.0, -1.0]])}, True)
-    output_gradients = {name: {"logits": SLOPES} for name in NAMES}
+    output_gradients = {name: {"logits": OUTPUT_GRADIENTS} for name in NAMES}
     parts = list(backward(handler, 0, output_gradients).values())
     assert from_ring(add_contributions(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
 
@@ -134,11 +133,11 @@ def test_output_that_does_not_depend_on_the_inputs_has_zero_gradients() -> None:
     query = Query(rate, sends={"x": INPUTS}, releases=releases, differentiable=("x",), name="rate")
     handler = RequestHandler(NodeGroup([node_of("a")]), NodeSide({"rate": query}, setting=SETTING), Compute())
     respond(handler, "rate", 0, {"x": torch.tensor([[3.0, -1.0]])}, True)
-    (released,) = backward(handler, 0, {"a": {"own": SLOPES}}).values()
+    (released,) = backward(handler, 0, {"a": {"own": OUTPUT_GRADIENTS}}).values()
     assert released["d/dx"].tolist() == [[0.0, 0.0]]
 
 
-# --- what a node refuses --------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------------
 
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64)
@@ -204,7 +203,7 @@ def test_gradients_of_a_query_without_differentiable_inputs_are_refused() -> Non
     )
     respond(handler, "predict_logits", 0, {"x": torch.ones(1, 2)}, True)
     with raises_refused("gradients: ", "no differentiable inputs", node="a"):
-        backward(handler, 0, {"a": {"logits": SLOPES}})
+        backward(handler, 0, {"a": {"logits": OUTPUT_GRADIENTS}})
 
 
 def test_refused_gradients_use_no_sum_number(tmp_path: Path) -> None:
@@ -212,14 +211,14 @@ def test_refused_gradients_use_no_sum_number(tmp_path: Path) -> None:
     node, x = Masked(party.masks["a"], "size"), torch.ones(1, 2)
     node.respond(0, x, SumRequest(1, NAMES))
     for wrong, rule in (
-        (SLOPES.double(), "gradients: logits is torch.float64"),
-        (SLOPES[:, :1], "gradients: logits is torch.float32 (1, 1)"),
-        (4 * SLOPES, "sums: "),
+        (OUTPUT_GRADIENTS.double(), "gradients: logits is torch.float64"),
+        (OUTPUT_GRADIENTS[:, :1], "gradients: logits is torch.float32 (1, 1)"),
+        (4 * OUTPUT_GRADIENTS, "sums: "),
     ):
         with raises_refused(rule, node="a"):
             node.backward(0, wrong, SumRequest(2, NAMES))
-    assert node.backward(0, SLOPES, SumRequest(2, NAMES))
+    assert node.backward(0, OUTPUT_GRADIENTS, SumRequest(2, NAMES))
     node.respond(1, x, SumRequest(3, NAMES))
     node.respond(2, x, SumRequest(4, NAMES))
-    with pytest.raises(QueryMismatch):  # the graph of query 1 is gone
-        node.backward(1, SLOPES, SumRequest(5, NAMES))
+    with pytest.raises(QueryMismatch):  # the graph of query 1 was freed
+        node.backward(1, OUTPUT_GRADIENTS, SumRequest(5, NAMES))

@@ -1,6 +1,6 @@
-"""Limits of what a server may cost a node: memory, time, messages, runs and disk.
+"""Limits of the resources that a server can use at a node: memory, time, messages, runs and disk.
 
-Memory is that of a process of its own, whose highest resident size the system tells.
+Memory is the peak resident size of a separate process.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from tests.support.processes import FORKING
 from tests.support.small_world import SETTING
 
 GIB = 2**30
-# At a join it is not said what of a run is too large: that would tell how many records there are.
+# At a join the reason is not given, as it would reveal the number of records.
 RUN = "max_memory: the run would take more than the node's owner allows"
-# Only there does the system tell, and limit, what a process has.
+# Only Linux reports and limits the memory of a process.
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
 def serve(folder: Path, ceiling: bool) -> None:
-    """A node that serves messages in a process of its own, and what it cost in bytes and CPU seconds."""
+    """Serve messages in a separate process; write the replies with CPU seconds, and the memory growth."""
     host = NodeService(folder)
     if ceiling:
         host.limit_process_memory()
     before, replies = peak(), []
     for path in sorted((folder / "messages").iterdir()):
         message, start = path.read_bytes(), time.process_time()
-        # Without its tensors, for which there may be no more memory than for the node.
+        # Decode the header only, as the tensors may not fit into the memory limit.
         reply = json.loads(decode_header(host.serve(message))[METADATA][HEADER])[HEADER]
         replies.append({**reply.get("error", {}), "took": time.process_time() - start})
     (folder / "replies").write_text(json.dumps([replies, peak() - before]))
 
 
 def peak() -> int:
-    """Peak of this program; getrusage also counts the one that started it."""
+    """Return the peak memory of this program; getrusage also counts its parent process."""
     status = Path("/proc/self/status").read_text()
     return int(re.findall("VmHWM:[^0-9]*([0-9]+)", status)[0]) * 1024
 
@@ -73,14 +73,14 @@ def served(
     change: Mapping[str, str] | None = None,
     ceiling: bool = False,
 ) -> tuple[list[dict[str, Any]], int]:
-    """A node's replies, one after the other, and bytes by which its process grew meanwhile.
+    """Return a node's replies to messages, and the growth of its process in bytes.
 
     Args:
-        folder: of a node, made here unless it is there.
-        messages: to it.
+        folder: the node's folder, which is created if it does not exist.
+        messages: messages to the node, in order.
         policy: lines of its policy.
-        change: what of its file is to be otherwise.
-        ceiling: whether the process limits itself.
+        change: replacements in its file.
+        ceiling: limit the memory of the process.
     """
     if not folder.exists():
         Clinic(folder, policy)
@@ -102,7 +102,7 @@ def served(
 
 
 def join(plan: RunPlan = PLAN, **spec: Any) -> bytes:
-    """The message that joins a run of another spec."""
+    """Return a message that joins a run of another spec."""
     table = plan.to_dict()
     table["spec"].update(spec)
     return pack({"operation": "join", "run": plan.run, "plan": table})
@@ -173,7 +173,7 @@ def test_text_length_or_vocabulary_beyond_memory_is_refused(tmp_path: Path) -> N
 
 @linux
 def test_query_beyond_memory_is_refused(tmp_path: Path) -> None:
-    """max_rows allows 100,000: in a small CNN they would take 4 GB."""
+    """max_rows allows 100,000 rows, which would take 4 GB in a small CNN."""
     folder, plan = tmp_path / "rows", PLAN.to_dict()
     header = {"run": "one", "query": "predict_logits", "differentiable": True}
     messages = [
@@ -192,7 +192,7 @@ def test_query_beyond_memory_is_refused(tmp_path: Path) -> None:
 
 @linux
 def test_repeated_public_rows_are_limited(tmp_path: Path) -> None:
-    """Named 100,000 times, one of 64 x 64 pixels would take 1.6 GB."""
+    """One public row of 64 x 64 pixels, requested 100,000 times, would take 1.6 GB."""
     spec = dataclasses.replace(PLAN.spec, shape=(1, 64, 64))
     public = PublicData("ours", torch.zeros(4, *spec.shape), None, "")
     plan = dataclasses.replace(fedmd(initial_rounds=0)[0], spec=spec, public=public_fingerprint(public))
@@ -213,7 +213,7 @@ def test_repeated_public_rows_are_limited(tmp_path: Path) -> None:
 
 @linux
 def test_unforeseen_allocation_meets_process_limit(tmp_path: Path) -> None:
-    """A factory of the owner's own makes as much of a spec as it likes; then a sound plan is served."""
+    """An owner's factory may allocate any amount for a spec; afterwards, a valid plan is served."""
     folder = tmp_path / "ceiling"
     Clinic(folder)
     (folder / "mine_of_caps.py").write_text(
@@ -235,7 +235,7 @@ def test_unforeseen_allocation_meets_process_limit(tmp_path: Path) -> None:
 
 @linux
 def test_serving_processes_have_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of a job of FLARE, and `fedstill node response`."""
+    """Checks FLARE jobs and `fedstill offline answer`."""
     clinic = Clinic(tmp_path / "clinic", f"max_memory = {GIB}\n")
     code = (
         "import resource, sys\nfrom fedstill.cli import main as cli\n"
@@ -246,7 +246,7 @@ def test_serving_processes_have_memory_limit(tmp_path: Path, monkeypatch: pytest
     limit = int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
     assert GIB < limit < 3 * GIB
     flare = pytest.importorskip("fedstill.federation.flare")
-    # Connections that other tests of this process had are none of this site's.
+    # Filters of connections of other tests in this process do not apply to this site.
     monkeypatch.setattr(
         "fedstill.federation.flare_component.install_job_request_filter", lambda site, folder: None
     )
@@ -307,7 +307,7 @@ def test_parameter_limit_is_exact(tmp_path: Path) -> None:
 
 
 def test_query_with_large_network_is_refused() -> None:
-    """FedGEN makes the server's generator at each round."""
+    """FedGEN creates the server's generator in each round."""
     made: list[nn.Module] = []
 
     def function(node: object) -> dict[str, torch.Tensor]:
@@ -337,7 +337,7 @@ def test_large_header_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
     assert reply["took"] < 1
     assert (
         grown < 100 * 2**20
-    )  # the message itself, as this process reads it from a file; parsed, three times so much
+    )  # the message itself, which this process reads from a file; parsed, it would take three times as much
 
 
 def test_header_within_limit_is_parsed(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_header_within_limit_is_parsed(tmp_path: Path) -> None:
 
 
 def test_compressed_message_counts_as_float32(tmp_path: Path) -> None:
-    """int8 is a quarter of float32 on the way, and not here."""
+    """int8 has a quarter of the size in transit, but not at the node."""
     plan = dataclasses.replace(PLAN, wire=WireConfig(inputs="int8"))
     clinic = Clinic(tmp_path / "clinic", "max_message = 10_000\n", plan).ready()
     sent = plan.wire.compress({"x": torch.ones(60, *SHAPE)}, {"x": "inputs"})
@@ -383,7 +383,7 @@ def test_slow_response_is_stopped(tmp_path: Path, private: bool) -> None:
     assert 2 < time.monotonic() - start < 20
     assert reply["rule"] == "max_seconds: 2, and it takes longer"
     assert clinic.lines()[-1]["rule"] == reply["rule"]
-    if private:  # as after any query that fails while something is learned privately
+    if private:  # as after any query that fails during private training
         assert "it failed at query 0 (digest)" in query_digest(clinic, 1)["text"]
 
 
@@ -445,7 +445,7 @@ def test_disk_limit_refuses_writes(tmp_path: Path) -> None:
     assert reply["is_trained"]
     assert "max_disk" in clinic.say("save_checkpoint", checkpoint=1)["rule"]
     assert not list(clinic.session.run_folder.path.glob("checkpoint-*"))
-    for number in range(50):  # each refusal is a line, until the disk share is full
+    for number in range(50):  # each refusal is logged, until the log's share of the disk is full
         clinic.say("answer_query", query="none", number=number, differentiable=False)
     assert sum(path.stat().st_size for path in clinic.folder.glob("audit.sqlite*")) < used + 50_000
     assert "max_disk" in clinic.query(1)["rule"]
@@ -462,7 +462,7 @@ def test_public_data_count_for_disk_limit(tmp_path: Path) -> None:
     assert not (clinic.folder / "public").exists()
 
 
-# --- numbers that are none ----------------------------------------------------------------------------
+# --- invalid limits -----------------------------------------------------------------------------------
 
 WILD: list[Any] = [True, -1, 1.5, float("nan"), "9" * 1000]
 
@@ -478,7 +478,7 @@ def test_limits_must_be_integers(name: str, value: Any) -> None:
 
 @linux
 def test_out_of_memory_message_keeps_node_serving(tmp_path: Path) -> None:
-    """Read by Rust it would end the process, or its call, with what no one handles."""
+    """In Rust code, the failed allocation would end the process, or raise an error that is not handled."""
     large = pack({"operation": "identify"}, {"x": torch.zeros(2**24)})
     policy = f"max_memory = {2**20 * 100}"
     replies, _ = served(
@@ -499,7 +499,7 @@ def test_out_of_memory_response_can_be_repeated(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr("fedstill.node.node_service.pack", full)
         assert clinic.query(0)["rule"] == "max_memory: it would take more than the node's owner allows"
-    assert clinic.charged_releases() == [(0, "response")], "it is charged"
+    assert clinic.charged_releases() == [(0, "response")], "the response is charged"
     _, released = clinic.query(0)
     assert set(released) == {"logits", "critic"}
-    assert clinic.charged_releases() == [(0, "response")], "and once"
+    assert clinic.charged_releases() == [(0, "response")], "the response is charged once"

@@ -1,4 +1,4 @@
-"""Local training: the same figures stacked and one by one, in one go and after a stop."""
+"""Local training: equal results stacked and one by one, uninterrupted and resumed."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_each_node_has_own_steps_and_schedule() -> None:
     nodes = trained(built("mlp:8"), config, stacked=True)
     for node, steps in zip(nodes, (3, 7, 5), strict=True):
         (group,) = node.optimizers["model"].param_groups
-        assert group["lr"] == pytest.approx(0.001), "its last step is the cosine's end"
+        assert group["lr"] == pytest.approx(0.001), "the schedule of each node ends at its final value"
         assert all(entry["step"] == steps for entry in node.optimizers["model"].state.values())
 
 
@@ -102,7 +102,7 @@ def test_report_gets_active_nodes_and_losses() -> None:
         reports.append((step, [node.name for node in nodes]))
 
     trained(built("mlp:8"), LocalConfig(epochs=1, batch=4), stacked=True, report=report)
-    assert reports == [  # 2, 4 and 3 steps: most work first
+    assert reports == [  # 2, 4 and 3 steps; nodes with most steps first
         (1, ["n1", "n2", "n0"]),
         (2, ["n1", "n2", "n0"]),
         (3, ["n1", "n2"]),
@@ -111,7 +111,7 @@ def test_report_gets_active_nodes_and_losses() -> None:
 
 
 class Listening(nn.Module):
-    """A linear model that keeps the inputs it met in training."""
+    """A linear model that records its training inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def test_each_example_is_used_once_per_epoch(size: int, batch: int) -> None:
     passes = [met[start : start + size] for start in range(0, 6 * size, size)]
     assert len(met) >= 6 * size
     assert all(sorted(each) == list(range(size)) for each in passes)
-    assert len({tuple(each) for each in passes}) > 1, "each epoch is shuffled again"
+    assert len({tuple(each) for each in passes}) > 1, "each epoch is shuffled differently"
     assert {len(inputs) for inputs in nodes[0].model.inputs} == {batch}
 
 
@@ -173,7 +173,7 @@ def test_augmentation_reaches_the_batches(augment: Any) -> None:
     assert as_they_are < 6
 
 
-# --- dropout and stops ---------------------------------------------------------------------------
+# --- dropout, interrupted training --------------------------------------------------------------
 
 
 def dropping(sizes: Sequence[int] = SIZES) -> list[Node]:
@@ -218,13 +218,13 @@ def test_frozen_parameters_do_not_change(optimizer: str, stacked: bool) -> None:
     nodes = built("small-cnn:4")
     for node in nodes:
         node.model[0].requires_grad_(False)  # type: ignore[index]
-    nodes = made([node.model for node in nodes])  # frozen before it became a node's
+    nodes = made([node.model for node in nodes])  # frozen before it became a node's model
     before = [{name: value.clone() for name, value in node.model.state_dict().items()} for node in nodes]
     config = LocalConfig(epochs=2, batch=4, optimizer=optimizer, lr=0.01, weight_decay=0.1)
     trained(nodes, config, stacked, steps=2)
     for node, old in zip(nodes, before, strict=True):
         now = node.model.state_dict()
-        assert torch.equal(now["0.weight"], old["0.weight"]), "not even its decay"
+        assert torch.equal(now["0.weight"], old["0.weight"]), "no weight decay either"
         assert not torch.equal(now["4.weight"], old["4.weight"])
 
 
@@ -244,7 +244,7 @@ def test_training_does_not_use_global_generator() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, None])
-def test_model_is_in_evaluation_mode_after_training_and_half_way(steps: int | None) -> None:
+def test_model_is_in_evaluation_mode_after_full_and_partial_training(steps: int | None) -> None:
     nodes = trained(built("mlp:8"), LocalConfig(epochs=1, batch=4), True, steps=steps)
     assert not any(node.model.training for node in nodes)
     assert not any(parameter.requires_grad for node in nodes for parameter in node.model.parameters())
@@ -259,7 +259,7 @@ def test_rounds_together_take_the_steps_of_one_call(rounds: int, stacked: bool) 
         span = Span(round, round + 1, rounds)
         if round == 0:
             trained(parts, config, stacked, span=span)
-        else:  # the optimizers go on as they are
+        else:  # the optimizers keep their state
             for group in group_nodes(parts, stacked):
                 local_training.train(group, TASK, config, COMPUTE, span=span)
     for one, other in zip(whole, parts, strict=True):

@@ -1,6 +1,6 @@
-"""Keys of architectures: layers, their options and their tensors; never their weights.
+"""Architecture keys, which cover layers, options and tensors but not weights.
 
-An owner's model: what is said of it before its inputs are known, and whether a method can work with it.
+Also checks of an owner's model: before its inputs are known, and for compatibility with a method.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.models import weights
 
 
 class Own(nn.Module):
-    """A layer that says nothing of its tensors."""
+    """A layer whose repr does not show its tensors."""
 
     def __init__(self, width: int, kind: torch.dtype = torch.float32) -> None:
         super().__init__()

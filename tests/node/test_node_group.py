@@ -1,4 +1,4 @@
-"""Nodes that compute together reach the numbers of nodes that compute alone."""
+"""Nodes in a group compute the same as nodes alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.stacking import OPTIMIZERS, B, G, network, node, random, same
 
 
 class Spare(nn.Module):
-    """Has a layer that its forward does not use."""
+    """A module with a layer that its forward does not use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,12 +47,12 @@ def test_unused_parameter_does_not_prevent_stacking(size: int) -> None:
 
 
 def fused(module: nn.Module) -> torch.optim.Optimizer:
-    """As the library's own: fused, so that it pairs numbers by their place in memory."""
+    """Return a fused Adam, like the library's, which pairs numbers by their position in memory."""
     return torch.optim.Adam(module.parameters(), 0.01, eps=1e-3, fused=True)
 
 
 class Placed(nn.Module):
-    """Adds a learned image to its input: that gradient comes with channels first, whatever the network."""
+    """Adds a learned image to its input; the image's gradient is channels first for any network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,8 +83,8 @@ def test_channels_last_networks_take_equal_steps(name: str, stacked: bool) -> No
     for one in nodes:
         one.optimizers["model"] = fused(one.model)
     groups = [NodeGroup(nodes)] if stacked else [NodeGroup([one]) for one in nodes]
-    for turn in range(3):
-        x = random(G, B, 3, 8, 8, seed=turn)
+    for step in range(3):
+        x = random(G, B, 3, 8, 8, seed=step)
         for group in groups:
             rows = torch.stack([x[nodes.index(one)] for one in group.nodes])
             stacked = group.module("model")
@@ -113,12 +113,12 @@ def test_channels_last_node_resumes_from_state(optimizer: str, before: bool, aft
             made_nodes.append(one)
         return made_nodes
 
-    def go(nodes: list[Node], stacked: bool, turns: range) -> None:
+    def go(nodes: list[Node], stacked: bool, steps: range) -> None:
         for group in [NodeGroup(nodes)] if stacked else [NodeGroup([one]) for one in nodes]:
             stacked = group.module("model")
             stacked.train(True)
-            for turn in turns:
-                x = random(G, B, 3, 8, 8, seed=turn)
+            for step in steps:
+                x = random(G, B, 3, 8, 8, seed=step)
                 rows = torch.stack([x[nodes.index(one)] for one in group.nodes])
                 group.step("model", stacked(rows).square().flatten(1).mean(1))
 
@@ -128,7 +128,7 @@ def test_channels_last_node_resumes_from_state(optimizer: str, before: bool, aft
     for one, other in zip(first, second, strict=True):
         state = one.state_dict()
         moments = state["optimizers"]["model"]["state"].values()
-        for entry in moments:  # as a file gives them back
+        for entry in moments:  # tensors from a file are contiguous
             entry.update({key: value.contiguous() for key, value in entry.items() if value is not None})
         other.load_state_dict(copy.deepcopy(state))
     go(second, after, range(2, 4))
@@ -161,7 +161,9 @@ def test_copy_is_independent_of_training() -> None:
         for name, value in old["modules"]["model"].items():
             assert torch.equal(one.model.state_dict()[name], value)
         assert not one.optimizers["model"].state
-        assert twin.optimizers["model"].state, "the copy's optimizer must hold the copy's parameters"
+        assert twin.optimizers["model"].state, (
+            "the optimizer of the copy must contain the parameters of the copy"
+        )
         changed = [
             p for p, q in zip(one.model.parameters(), twin.model.parameters(), strict=True) if (p != q).any()
         ]

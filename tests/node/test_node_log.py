@@ -1,4 +1,4 @@
-"""The audit log of a real node: an older copy gains nothing, and nodes that share it share its totals."""
+"""The audit log of a real node: restored copies regain no budget, and nodes that share a log share totals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PRIVATE = RunPlan("one", {**FEDIOD, "gan": 0.0, "backpropagate": False}, PLAN.sp
 
 
 def private(folder: Path, more: str = "", run: str = "one") -> Clinic:
-    """A node that answers with noise, and pays for it."""
+    """Return a node that responds with charged noise."""
     return Clinic(folder, PRIVACY + more, dataclasses.replace(PRIVATE, run=run))
 
 
@@ -81,21 +81,21 @@ def test_log_with_lost_entries_refuses_joins_until_accepted(
     assert str(log) in caplog.text
     assert "fedstill audit accept" in caplog.text
     assert clinic.host.session is None
-    assert log.exists() == (change == "an older copy"), "none is begun"
+    assert log.exists() == (change == "an older copy"), "no new log is created"
     assert "run" in call(clinic, 3)["text"]  # no run is joined
-    with pytest.raises(AuditError, match="audit accept"):  # nor does another process start
+    with pytest.raises(AuditError, match="audit accept"):  # a new process does not start either
         private(clinic.folder, run="two")
     begun = (clinic.folder / "runs/one" / PLAN_FILE).read_bytes()
     clinic.say("join", plan={**clinic.plan.to_dict(), "method": {**clinic.plan.method, "batch": 5}})
-    assert (clinic.folder / "runs/one" / PLAN_FILE).read_bytes() == begun, "nor is a run bound again"
+    assert (clinic.folder / "runs/one" / PLAN_FILE).read_bytes() == begun, "the stored plan is not changed"
 
     with closing(AuditLog(log)) as audit:
         audit.accept("the disk was replaced", is_lost=change == "gone with its head")
-    if change != "gone with its head":  # with which nobody knows what was spent
+    if change != "gone with its head":  # without log and head, the spent budget is unknown
         after = spent(clinic)
         assert (after.run_events, after.run_no_guarantee) == (before.run_events, before.run_no_guarantee)
         assert (after.run_queries, after.total_queries) == (before.run_queries, before.total_queries)
-    clinic.ready()  # the same process: nothing was left locked
+    clinic.ready()  # in the same process: nothing remained locked
     same(call(clinic, 0)[1], response)
     assert not isinstance(call(clinic, 3), dict)
 
@@ -123,7 +123,7 @@ def test_failed_join_leaves_nothing_locked(
 
 
 def test_nodes_with_same_data_share_total(tmp_path: Path) -> None:
-    """Two folders, one log: what the first has spent the second has not left."""
+    """Two folders share one log: what the first spends reduces the budget of the second."""
     shared = f'audit_log = "{tmp_path / "shared.sqlite"}"\n'
     limits = PRIVACY.replace("[privacy.outputs]", f"{shared}total_epsilon = 0.5\n[privacy.outputs]")
     first, second = (
@@ -142,7 +142,7 @@ def test_nodes_with_same_data_share_total(tmp_path: Path) -> None:
 
 
 def test_nodes_with_one_payer_are_charged_each() -> None:
-    """Equal in all but the name, they draw other noise: two looks at the same records."""
+    """Nodes that only differ in their name have different noise: two releases of the same records."""
     audit = AuditLog()
     query = Query(
         lambda node: {},
@@ -169,7 +169,7 @@ def test_nodes_with_one_payer_are_charged_each() -> None:
         charged.append(sum(audit.spending(NODE_DATA, "run").run_events.values()))
         assert not audit.spending(name, "run").run_events
     assert not torch.equal(released[0], released[1])
-    assert torch.equal(released[1], released[2])  # asked again after a stop
+    assert torch.equal(released[1], released[2])  # repeated after a restart
     assert charged == [1, 2, 2]
 
 
@@ -187,7 +187,7 @@ def test_locked_or_full_log_refuses_before_release(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("fedstill.node.audit_database.LOCK_TIMEOUT", 0.1)
     clinic.again()
     with closing(sqlite3.connect(log, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")  # another process, for longer than the node waits
+        other.execute("BEGIN EXCLUSIVE")  # another process holds the lock for longer than the node waits
         assert (
             clinic.say("join", plan=clinic.plan.to_dict())["text"] == "its data or model failed: see its log"
         )
@@ -198,21 +198,21 @@ def test_locked_or_full_log_refuses_before_release(tmp_path: Path, monkeypatch: 
         other.execute("ROLLBACK")
     assert refused["text"] == "its data or model failed: see its log"
     assert clinic.charged_releases() == []
-    clinic.session.audit._database.execute("PRAGMA max_page_count = 1")  # as a full disk
+    clinic.session.audit._database.execute("PRAGMA max_page_count = 1")  # simulates a full disk
     for number in range(300):
         reply = call(clinic, number)
         if isinstance(reply, dict):
             break
     assert reply["text"] == "its data or model failed: see its log"
-    assert len(clinic.charged_releases()) == number, "all that left, and nothing else"
-    assert call(clinic, number)["text"] == reply["text"], "nor when it is asked again"
+    assert len(clinic.charged_releases()) == number, "only actual releases are charged"
+    assert call(clinic, number)["text"] == reply["text"], "the repeated query is refused too"
 
 
 @pytest.mark.parametrize("crash", ["before the entry", "after the entry"])
 def test_crash_at_release_never_reports_less_than_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str
 ) -> None:
-    """A response that a killed process held back may be charged; one that left always is."""
+    """A response that a killed process did not send may be charged; one that was sent always is."""
     clinic = private(tmp_path / "clinic").ready()
     charge = AuditLog.charge
 
@@ -232,7 +232,7 @@ def test_crash_at_release_never_reports_less_than_left(
     clinic.again()
     clinic.ready()
     _, first = call(clinic, 0)
-    assert len(clinic.charged_releases()) == 1, "the same bytes are one charge"
+    assert len(clinic.charged_releases()) == 1, "equal bytes are charged once"
     clinic.again()
     clinic.ready()
     same(call(clinic, 0)[1], first)

@@ -1,4 +1,4 @@
-"""A node behind its messages: responses, refusals, log entries, and resuming after a stop."""
+"""A node behind messages: responses, refusals, log entries, and resuming after a restart."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from tests.support.node_services import (
 
 
 class Ticking:
-    """A clock that advances by a second with each call: then 1.5 s are one chunk of training."""
+    """A clock that advances by a second per call, so that 1.5 s are one chunk of training."""
 
     def __init__(self) -> None:
         self.perf_counter, self._seconds = time.perf_counter, itertools.count()
@@ -75,13 +75,13 @@ def clinic(tmp_path: Path) -> Clinic:
     return Clinic(tmp_path / "clinic").ready()
 
 
-# --- what it says of itself ---------------------------------------------------------------------------
+# --- status -------------------------------------------------------------------------------------------
 
 
 def test_status_reports_versions_and_refusals(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", 'queries = ["count_labels"]\nmax_queries = 5')
     hello, _ = clinic.say("identify")
-    assert hello.keys() == {"protocol", "versions"}  # its name is the link's to know
+    assert hello.keys() == {"protocol", "versions"}  # the link knows the name
     assert hello["protocol"] == PROTOCOL
     assert hello["versions"]["torch"] == torch.__version__
     reply, released = clinic.say("join", plan=PLAN.to_dict())
@@ -114,7 +114,7 @@ def test_training_progress_is_percent_only(tmp_path: Path, monkeypatch: Any) -> 
     assert clinic.say("train_locally", seconds=60)[0] == {"percent": 100, "is_trained": True}
 
 
-# --- answers ------------------------------------------------------------------------------------------
+# --- responses ----------------------------------------------------------------------------------------
 
 
 def test_response_and_gradient_bytes_are_exact(clinic: Clinic) -> None:
@@ -158,7 +158,7 @@ def test_compressed_formats_work_both_ways(tmp_path: Path) -> None:
     assert gradient["up"] == {"gradients": 2 * B * 64 + 4 * B}
 
 
-# --- stopped, and going on ----------------------------------------------------------------------------
+# --- restarts -----------------------------------------------------------------------------------------
 
 
 def test_local_training_resumes_from_saved_state(tmp_path: Path, monkeypatch: Any) -> None:
@@ -170,7 +170,7 @@ def test_local_training_resumes_from_saved_state(tmp_path: Path, monkeypatch: An
     clinic.say("join", plan=PLAN.to_dict())
     clinic.session.train_locally(1.5)
     monkeypatch.setattr(at, "SECONDS_BETWEEN_SAVES", 100.0)
-    clinic.session.train_locally(1.5)  # lost
+    clinic.session.train_locally(1.5)  # not saved
     assert clinic.session.training.steps == 12
     clinic.again()
     clinic.say("join", plan=PLAN.to_dict())
@@ -204,7 +204,7 @@ def test_resumed_private_run_is_charged_once(tmp_path: Path, mechanism: str) -> 
     )
     counted = {"query": "count_labels", "number": 0, "differentiable": False}
     same(whole.say("answer_query", **counted)[1], broken.say("answer_query", **counted)[1])
-    for number in range(1, 7):  # the run as it is declared
+    for number in range(1, 7):  # all declared queries
         if number == 4:
             broken.say("save_checkpoint", checkpoint=4)
             broken.again()
@@ -215,9 +215,9 @@ def test_resumed_private_run_is_charged_once(tmp_path: Path, mechanism: str) -> 
     spendings = [clinic.session.audit.spending(NODE_DATA, "one") for clinic in (whole, broken)]
     for clinic, spent in zip((whole, broken), spendings, strict=True):
         costs = [Counter(line["cost"]) + Counter(line["training_cost"]) for line in releases(clinic.folder)]
-        assert sum(costs, Counter()) == spent.run_events, "the server learns all charges"
+        assert sum(costs, Counter()) == spent.run_events, "the server receives all charges"
         assert spent.run_no_guarantee == 0
-    assert spendings[0] == spendings[1], "the training once, and each answer"
+    assert spendings[0] == spendings[1], "training is charged once, and each response"
 
 
 def test_each_run_has_own_noise_kept_on_resume(tmp_path: Path) -> None:
@@ -230,10 +230,12 @@ def test_each_run_has_own_noise_kept_on_resume(tmp_path: Path) -> None:
     clinic.say("leave")
     other = Clinic(clinic.folder, WIDE, replace(PLAN, run="two")).ready()
     second = labels_of(other)
-    assert ((second - first).abs() > 1).any(), "the same plan under another name"
+    assert ((second - first).abs() > 1).any(), "the same plan with another run name"
     other.say("leave")
     shutil.rmtree(clinic.folder / "runs/one")
-    assert ((labels_of(Clinic(clinic.folder, WIDE).ready()) - first).abs() > 1).any(), "or begun again"
+    assert ((labels_of(Clinic(clinic.folder, WIDE).ready()) - first).abs() > 1).any(), (
+        "or another folder of the run"
+    )
     salts = {path.read_text() for path in clinic.folder.glob("runs/*/salt")}
     assert len(salts) == 2
     assert all(len(salt) >= 32 for salt in salts)
@@ -289,7 +291,7 @@ noise = 3.0
 
 
 def in_rounds(folder: Path, policy: str = "") -> tuple[Clinic, Any]:
-    """A node in a run of FedMD under DP-SGD, of 400 public examples, and its first scores (8, C)."""
+    """Return a node in a FedMD run under DP-SGD with 400 public examples, and its first scores (8, C)."""
     from fedstill.data.public import PublicData
     from fedstill.protocol.run_plan import public_fingerprint, public_tensors
 
@@ -309,8 +311,8 @@ def in_rounds(folder: Path, policy: str = "") -> tuple[Clinic, Any]:
 ROWS = torch.arange(8).int()
 
 
-def a_round(clinic: Clinic, scores: torch.Tensor, rows: Any, number: int, turn: int = 0) -> Any:
-    tensors = {"rows": ROWS.clone(), "consensus": scores, "round": torch.tensor(turn), "rows_next": rows}
+def a_round(clinic: Clinic, scores: torch.Tensor, rows: Any, number: int, round_: int = 0) -> Any:
+    tensors = {"rows": ROWS.clone(), "consensus": scores, "round": torch.tensor(round_), "rows_next": rows}
     header = {"query": "digest_and_communicate", "number": number, "differentiable": False}
     return clinic.say("answer_query", tensors, **header)
 
@@ -324,7 +326,7 @@ def charges_by_part(clinic: Clinic) -> dict[str, int]:
 
 
 def steps(monkeypatch: pytest.MonkeyPatch, fails_at: int = 0) -> list[int]:
-    """Counts private steps from now on; one of them may fail once it was taken."""
+    """Count private steps from now on; optionally fail after one of them."""
     taken: list[int] = []
     step = dp_training.private_step
 
@@ -365,7 +367,7 @@ def test_training_is_charged_if_response_is_too_large(
     for number in range(1, 31):
         refused = a_round(clinic, scores, torch.arange(400).int(), number, (number - 1) % 2)
         assert refused["kind"] == REFUSED
-    assert "privacy budget" in refused["rule"], "in the end it learns no more"
+    assert "privacy budget" in refused["rule"], "the budget ends the training"
     assert len(taken) > 7
     assert charges_by_part(clinic) == {"training": before + len(taken), "training result": 0, "response": 0}
     events = cost_from_dict(clinic.session.audit.spending(NODE_DATA, "one").run_events)
@@ -373,12 +375,12 @@ def test_training_is_charged_if_response_is_too_large(
 
 
 def test_failed_rounds_are_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of the public data may be where a range stops, but is no row."""
+    """The end of the public data is a valid end of a range, but no valid row."""
     clinic, scores = in_rounds(tmp_path / "clinic")
     clinic.say("save_checkpoint", checkpoint=1)
     taken, before = steps(monkeypatch), sum(charges_by_part(clinic).values())
-    for turn in range(3):
-        bad = torch.tensor([turn, 400]).int()
+    for index in range(3):
+        bad = torch.tensor([index, 400]).int()
         for number in range(1, 4):
             assert a_round(clinic, scores, bad, number)["kind"] == (
                 "NodeFault" if number > 1 else "NodeDataError"
@@ -399,7 +401,7 @@ def test_failed_round_is_charged_and_needs_checkpoint(
         assert a_round(clinic, scores, ROWS, 1)["rule"].startswith("max_memory")
     after = charges_by_part(clinic)["training"]
     assert after - before >= len(taken) == 3
-    assert not torch.equal(to_vector(clinic.session.node.model), weights), "some of it was learned"
+    assert not torch.equal(to_vector(clinic.session.node.model), weights), "training changed the model"
     failed = "it failed at query 1 (digest_and_communicate): resume the run from an earlier checkpoint"
     taken = steps(monkeypatch)
     for number in (1, 2):
@@ -408,16 +410,16 @@ def test_failed_round_is_charged_and_needs_checkpoint(
         assert failed in refused["text"]
     communicate = {"query": "communicate", "number": 3, "differentiable": False}
     assert failed in clinic.say("answer_query", {"rows": ROWS}, **communicate)["text"], (
-        "nor does it tell of it"
+        "other queries get the same error"
     )
     assert taken == []
     assert charges_by_part(clinic)["training"] == after
     clinic.say("load_checkpoint", checkpoint=1)
     assert torch.equal(to_vector(clinic.session.node.model), weights)
     reply, _ = a_round(clinic, scores, ROWS, 1)
-    assert len(taken) == after - before, "all that was paid for, and paid for once"
+    assert len(taken) == after - before, "all training is charged exactly once"
     assert charges_by_part(clinic)["training"] == after
-    assert sum(reply["privacy"]["cost"].values()) == after - before, "its line carries what was learned"
+    assert sum(reply["privacy"]["cost"].values()) == after - before, "the reply reports the training cost"
 
 
 def test_run_over_budget_is_refused_at_join(tmp_path: Path) -> None:
@@ -535,7 +537,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
 
 @pytest.mark.parametrize("end", ["leave", "another run"])
 def test_counted_refusals_are_in_the_log_when_the_run_ends(tmp_path: Path, end: str) -> None:
-    """Also of queries with names that the server made up, and of a node that serves on."""
+    """Also refusals of undeclared queries, and of a node that continues to serve."""
     clinic = Clinic(tmp_path / "clinic", "max_rows = 1\n").ready()
     for number in range(55):
         assert clinic.query(0, torch.zeros(2, 1, 8, 8))["kind"] == REFUSED
@@ -591,10 +593,10 @@ def test_malformed_queries_are_refused_and_logged(
     if fields["operation"] in ("answer_query", "compute_gradients") and fields["run"] == "one":
         (refusal,) = refusals
         assert refusal["rule"] in reply["error"]["text"]
-        assert text != "an integer" or refusal["number"] == -1  # of no query that there is
+        assert text != "an integer" or refusal["number"] == -1  # matches no query
     else:
         assert refusals == []
-    # Nothing has left, nothing was trained, and it continues as before; also after it was started again.
+    # Nothing was released or trained, and the node continues as before, also after a restart.
     assert clinic.session.audit.traffic_totals() == sums
     assert torch.equal(clinic.critic(), critic)
     assert sorted(path for path in clinic.folder.rglob("*") if path.is_file()) == files
@@ -757,7 +759,7 @@ def test_any_input_gets_a_reply_without_release(
 def test_library_errors_stay_in_owners_log(
     kind: type[Exception], clinic: Clinic, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Some raise the system's own error, with words of theirs."""
+    """Some libraries raise OSError with a text that may be private."""
 
     def fails(*given: Any) -> Any:
         raise kind("patient 4711 is not square")
@@ -773,7 +775,7 @@ def test_library_errors_stay_in_owners_log(
 
 
 class Patient4711(OSError):
-    """A type of the owner's code; its name, and attributes as those of a refusal, may be private."""
+    """An owner's exception type; its name and its attributes, named like a refusal's, may be private."""
 
     rule, number = "patient 4711", object()
 
@@ -809,7 +811,8 @@ def test_full_disk_blocks_releases_without_lasting_effect(
         for _ in range(2):
             reply = clinic.query(1)
             assert reply["text"] == "its data or model failed: see its log"
-        assert "policy" not in clinic.query(2, torch.zeros(1))["text"]  # a refusal stands without its line
+        # a refusal holds even if it cannot be logged
+        assert "policy" not in clinic.query(2, torch.zeros(1))["text"]
     assert clinic.charged_releases() == [(0, "response")]
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_bytes == 4 * B * (CLASSES + 4)
     same(clinic.query(1)[1], other.query(1)[1])
@@ -849,7 +852,7 @@ def test_public_data_are_sent_once_and_match_plan(tmp_path: Path) -> None:
     reply, _ = clinic.say("join", plan=plan.to_dict())
     assert parse_reply(NodeStatus, reply) == replace(
         NOT_JOINED, needs_public_data=True
-    )  # no more, before anything is approved
+    )  # no further information before approval
     other = replace(public, inputs=image(6))
     assert "not those of the plan" in clinic.say("join", public_tensors(other), plan=plan.to_dict())["text"]
     assert clinic.host.session is None
@@ -864,7 +867,7 @@ def test_folder_without_node_is_refused(tmp_path: Path) -> None:
 
 
 def test_failed_training_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training that is not counted would be repeated, and reported, once more."""
+    """Training that is not counted would be repeated and reported again."""
     clinic = Clinic(tmp_path / "clinic")
     clinic.say("join", plan=clinic.plan.to_dict())
 

@@ -47,7 +47,7 @@ def map_group(
 
 
 def nodes_of(spec: str = "mlp:8", count: int = 3, parted: bool = False) -> list[Node]:
-    """Nodes of one architecture with data of different sizes, each with a critic of its own."""
+    """Return nodes of one architecture with data of different sizes, each with its own critic."""
     nodes = make_nodes([made(spec, index, parted=parted) for index in range(count)], sizes=SIZES)
     for index, node in enumerate(nodes):
         torch.manual_seed(index)
@@ -74,15 +74,15 @@ def check(
     tolerance: float = 0.0,
     **tensors: torch.Tensor,
 ) -> list[Outputs]:
-    """Check that a stacked call of a function equals calls node by node, and return the outputs of these.
+    """Check that a stacked call of a function equals calls for single nodes, and return the outputs of these.
 
     Args:
-        function: function of a node view and of that node's tensors.
-        spec: the nodes' architecture.
+        function: function of a node view and of tensors of that node.
+        spec: architecture of the nodes.
         local: options of local training.
         parted: models consist of extractor and head.
-        changes: networks change, each to weights of its own.
-        tolerance: largest difference of numbers, as stacked kernels add in another order.
+        changes: networks change, each to other weights.
+        tolerance: tolerated difference, as stacked kernels sum in another order.
         tensors: tensors ``(3, ...)``.
     """
     stacked, alone, before = (nodes_of(spec, parted=parted) for _ in range(3))
@@ -130,7 +130,7 @@ def test_samples_of_a_stacked_call_equal_those_of_each_node() -> None:
         assert torch.equal(each["y"], batch.targets)
         assert torch.equal(each["other"], node.sample_batch(5, "critic").inputs)
         assert torch.equal(each["flipped"], batch.inputs.flip(-1))
-    assert not torch.equal(outputs[0]["x"], outputs[1]["x"]), "each from its own data"
+    assert not torch.equal(outputs[0]["x"], outputs[1]["x"]), "each node uses its own data"
 
 
 def test_random_numbers_of_a_stacked_call_equal_those_of_each_node() -> None:
@@ -171,7 +171,7 @@ def test_outputs_of_a_stacked_call_equal_those_of_each_node(spec: str) -> None:
 
 
 def test_gradients_of_a_stacked_call_equal_those_of_each_node() -> None:
-    """To inputs of each node, also through a part that is computed node by node."""
+    """Gradients of each node's inputs, also through a part that is computed node by node."""
 
     def compute(node: NodeView, x: torch.Tensor) -> torch.Tensor:
         far = node.separately(lambda node, x: (x - node.data.inputs[0]).square().mean(), x)
@@ -191,7 +191,7 @@ def test_gradients_of_a_stacked_call_equal_those_of_each_node() -> None:
 
 
 def test_steps_of_a_stacked_call_equal_those_of_each_node() -> None:
-    """On losses of any shape, whose mean is taken, with learning rates that fall from step to step."""
+    """Losses of any shape are averaged; learning rates decrease from step to step."""
 
     def train(node: NodeView, x: torch.Tensor, of_scalar: bool = False) -> Outputs:
         critic, losses = node.module("critic"), []
@@ -232,7 +232,7 @@ def test_learning_rates_follow_the_steps_of_each_node() -> None:
 
 
 def test_networks_of_a_group_follow_switches_by_others() -> None:
-    """A group notices that a query of one node by itself has left its network in training mode."""
+    """A query of a single node may leave its network in training mode, which the group notices."""
     node = nodes_of("resnet8:4")[0]
     group, before = NodeGroup([node]), to_vector(node.model)
     for mode in (True, True, False, False):
@@ -242,7 +242,7 @@ def test_networks_of_a_group_follow_switches_by_others() -> None:
         wanted = [parameter.requires_grad for parameter in node.model.parameters()]
         assert wanted == [mode] * len(wanted)
     NodeView(group, setting_of()).model(torch.randn(4, *SHAPE))
-    assert torch.equal(to_vector(node.model), before), "evaluation changes no statistics"
+    assert torch.equal(to_vector(node.model), before), "evaluation does not change statistics"
 
 
 # --- local training ------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_networks_of_a_group_follow_switches_by_others() -> None:
 @pytest.mark.parametrize("spec", ["mlp:8", "resnet8:4"])
 @pytest.mark.parametrize("span", [FULL_TRAINING, Span.part(1, 3)])
 def test_stacked_training_equals_training_of_each_node(spec: str, span: Span) -> None:
-    """Nodes have data of different sizes, so that some train for fewer steps."""
+    """Nodes have data of different sizes, so some train for fewer steps."""
 
     def train(node: NodeView) -> Outputs:
         node.train(span)
@@ -262,7 +262,7 @@ def test_stacked_training_equals_training_of_each_node(spec: str, span: Span) ->
 
 @pytest.mark.parametrize("span", [FULL_TRAINING, Span.part(1, 2)])
 def test_stacked_training_gives_each_step_the_tensors_of_its_node(span: Span) -> None:
-    """Also where only the nodes with most data still train, in another order than the group's."""
+    """Also if only the nodes with most data still train, in another order than the group's."""
     numbers: list[int] = []
 
     def step(node: NodeView, number: int, x: torch.Tensor, y: torch.Tensor, anchor: torch.Tensor) -> Any:
@@ -300,7 +300,7 @@ def test_stacked_training_of_other_networks_equals_training_of_each_node() -> No
 
     outputs = check(train, changes=True, tolerance=1e-4)
     for node, each in zip(nodes_of(), outputs, strict=True):
-        assert torch.equal(each["model"], to_vector(node.model)), "it does not train"
+        assert torch.equal(each["model"], to_vector(node.model)), "the model is not trained"
 
 
 @pytest.mark.parametrize("loss", ["task", "own"])
@@ -369,7 +369,7 @@ def test_vectors_that_all_nodes_get_are_loaded_into_each() -> None:
 
 
 def test_parameters_are_loaded_into_the_nodes_that_still_train() -> None:
-    """In the last steps of the nodes with most data, other nodes of the group keep theirs."""
+    """In the last steps only the nodes with most data train; the others keep their parameters."""
 
     def step(node: NodeView, number: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = node.loss(node.model(x), y)
@@ -406,15 +406,15 @@ def test_cached_tensors_are_computed_once_for_a_key(stacked: bool) -> None:
     per_key = 1 if stacked else len(nodes)
     first = call(1)
     torch.testing.assert_close(first, torch.stack([n.model.eval()(setting.public.inputs) for n in nodes]))
-    for key, expected in ((1, 1), (2, 2), (2, 2), (1, 3)):  # the tensor of the last key is kept
+    for key, expected in ((1, 1), (2, 2), (2, 2), (1, 3)):  # only the tensor of the last key is stored
         assert torch.equal(call(key), key * first)
         assert calls == expected * per_key
     one = NodeView(NodeGroup(nodes[1:2]), setting).cached("predictions", 1, lambda: first[0])
-    assert torch.equal(one, first[0 if stacked else 1]), "a part of a group has its own tensors"
+    assert torch.equal(one, first[0 if stacked else 1]), "subgroups use the tensors of their nodes"
 
 
 @pytest.mark.parametrize("holds", ["closure", "partial"])
-def test_a_training_step_that_holds_a_tensor_of_the_node_is_refused(holds: str) -> None:
+def test_training_step_with_tensor_of_node_is_refused(holds: str) -> None:
     """Training sorts nodes by their numbers of steps, and the tensor keeps the order of the call."""
 
     def train(node: NodeView, z: torch.Tensor) -> Outputs:
@@ -440,7 +440,7 @@ def test_a_training_step_that_holds_a_tensor_of_the_node_is_refused(holds: str) 
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[FakeCapture]:
-    """Substitute captures of the queries of this test, one for each."""
+    """Replace captures of this test's queries, and return them, one per query."""
     made_captures: list[FakeCapture] = []
 
     def capture(step: Any, static_buffers: Any, capture: Any = None) -> CudaGraphStep:
@@ -458,7 +458,7 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> Compute:
 
 
 def score(node: NodeView, x: torch.Tensor) -> Outputs:
-    """Take a step of the critic on own samples of two kinds, and compare with a third."""
+    """Train the critic for one step on samples of two purposes, and return its output on a third."""
     critic = node.module("critic")
     real, labels = node.sample(4, "critic")
     same, _ = node.sample(3, "critic", each_query=False, data=mirrored)
@@ -490,7 +490,7 @@ def answers(nodes: list[Node], compute: Compute, query: Query, count: int = 8) -
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_captured_queries_have_samples_and_learning_rates_of_their_own(
+def test_captured_queries_have_their_own_samples_and_learning_rates(
     captures: list[FakeCapture], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     eager, captured = nodes_of(count=count), nodes_of(count=count)
@@ -512,7 +512,7 @@ def test_captured_queries_have_samples_and_learning_rates_of_their_own(
 def test_captured_calls_take_samples_before_the_call(
     captures: list[FakeCapture], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replayed graph runs no Python: from its second call on the function itself samples nothing."""
+    """A replayed graph runs no Python code: from the second call on, the function samples nothing."""
     nodes, inside, taken = nodes_of(), False, []
     sample, put = Node.sample_batch, QuerySamples.put
 
@@ -538,10 +538,10 @@ def test_captured_calls_take_samples_before_the_call(
     assert captures[0].captures == 1
 
 
-def test_samples_of_another_size_are_those_of_their_own_query(
+def test_samples_of_another_size_belong_to_their_query(
     captures: list[FakeCapture], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The function requests a size that is not known yet: it is sampled in the call, not before."""
+    """The function requests a size that is not known yet, so it is sampled in the call, not before."""
 
     def take(node: NodeView, x: torch.Tensor) -> Outputs:
         return {"own": node.sample(len(x), "taken")[0].flatten(1)}
@@ -567,7 +567,7 @@ def test_samples_of_another_size_are_those_of_their_own_query(
         lambda node: node.train_on(torch.zeros(2, *SHAPE), torch.zeros(2), epochs=1, batch=2, lr=0.1),
     ],
 )
-def test_what_python_samples_or_trains_is_never_captured(
+def test_sampling_and_training_in_python_are_never_captured(
     monkeypatch: pytest.MonkeyPatch, operate: Callable[[NodeView], Any]
 ) -> None:
     """A graph would repeat its first random numbers and batches. Outside of a capture it works."""
@@ -589,12 +589,12 @@ def test_samples_taken_before_a_call_are_returned_in_it() -> None:
     ), strict=True))  # fmt: skip
     tensors["x"] = torch.ones(3)
     samples.put(tensors)
-    assert list(tensors) == ["x"], "what is left is the function's"
+    assert list(tensors) == ["x"], "remaining arguments are those of the function"
     x, y = samples.get(nodes, 0, request)
     assert torch.equal(x, inputs)
     assert torch.equal(y, targets)
     assert not torch.equal(x, first[0])
-    assert samples.requests == [request], "known"
+    assert samples.requests == [request], "registered once"
 
 
 @pytest.mark.parametrize(
@@ -654,7 +654,9 @@ def test_stackable_functions_cannot_use_properties_of_one_node(use: str) -> None
     alone = [compute(NodeView(NodeGroup([node]), setting_of()))["z"] for node in nodes]
     together = map_group(separate, NodeGroup(nodes), setting_of(), 0, {})["z"]
     torch.testing.assert_close(together, torch.stack(alone))
-    assert map_group(compute, NodeGroup(nodes[:1]), setting_of(), 0, {})["z"] == alone[0], "a group of one"
+    assert map_group(compute, NodeGroup(nodes[:1]), setting_of(), 0, {})["z"] == alone[0], (
+        "a group of one node"
+    )
 
 
 def test_unknown_roles_and_models_without_optimizers_are_refused() -> None:
@@ -678,7 +680,7 @@ def test_unknown_roles_and_models_without_optimizers_are_refused() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicting(Method):
-    """A method whose functions promise what they are computed from."""
+    """A method whose functions have declarations about their inputs."""
 
     title = "Predicting"
 
@@ -745,7 +747,7 @@ class Named(Predicting):
 
 
 class Helping(Predicting):
-    """Overrides a function that a query's function calls."""
+    """Overrides a helper of a query's function."""
 
     def network(self, node: NodeView, x: torch.Tensor) -> torch.Tensor:
         numbers.append(node.query_number)
@@ -756,19 +758,19 @@ numbers: list[int] = []
 
 
 @pytest.mark.parametrize("kind", [Overriding, OverridingFurther, Adding, Mixed])
-def test_overridden_functions_lose_the_promises_of_the_declaration(kind: type[Predicting]) -> None:
+def test_overridden_functions_lose_their_declaration(kind: type[Predicting]) -> None:
     queries = kind().node_side(setting_of()).queries
-    assert queries["predict"].depends_on_records is None, "no mechanism can protect it"
+    assert queries["predict"].depends_on_records is None, "the dependence is unknown"
     assert not queries["predict"].stackable
     assert not queries["predict"].is_capturable
     assert queries["predict"].releases == {"logits": "logits"}
-    assert queries["rate"].depends_on_records == (), "this one is the declared one"
+    assert queries["rate"].depends_on_records == (), "the declared function"
     if kind is Adding:
         assert queries["look"].depends_on_records == ()
 
 
 @pytest.mark.parametrize("kind", [Predicting, Declaring, Named])
-def test_functions_with_their_own_declaration_keep_its_promises(kind: type[Predicting]) -> None:
+def test_functions_with_own_declaration_keep_it(kind: type[Predicting]) -> None:
     for query in kind().node_side(setting_of()).queries.values():
         assert query.depends_on_records == ()
         assert query.stackable
@@ -779,7 +781,7 @@ def test_functions_with_their_own_declaration_keep_its_promises(kind: type[Predi
 def test_helpers_that_a_custom_subclass_overrides_see_each_query(
     captures: list[FakeCapture], monkeypatch: pytest.MonkeyPatch, kind: type[Predicting]
 ) -> None:
-    """A captured graph would repeat the values that they read at its capture."""
+    """A captured graph would repeat the values that these functions read at the capture."""
     numbers.clear()
     query = kind().node_side(setting_of()).queries["predict"]
     answers(nodes_of(), capturing(monkeypatch), query)
@@ -787,8 +789,8 @@ def test_helpers_that_a_custom_subclass_overrides_see_each_query(
     assert numbers == ([] if kind is Predicting else [*range(8)])
 
 
-def test_private_step_on_data_of_the_records_is_a_read() -> None:
-    """The function that makes the data sees the records: examples of a later training may depend on them."""
+def test_private_step_on_record_data_counts_as_read() -> None:
+    """The function that generates data sees the records, so later training examples may depend on them."""
     (node,) = nodes_of(count=1)
     critic = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
     node.add_module("critic", critic, partial(adam, lr=0.05))

@@ -1,6 +1,6 @@
-"""Numbers on the owner's page of a node, worked out by hand.
+"""Numbers on the owner's page of a node, computed by hand.
 
-What a run has cost, as terminal and page tell it: nothing is left where units differ.
+Costs of a run as shown in the terminal and on the page: no remaining budget if units differ.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_costs_are_shown_at_the_delta_of_their_own_budget(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("counted_rules", [50, 0])
-def test_counted_refusals_are_shown_as_many_as_they_were(
+def test_counted_refusals_are_shown_with_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted_rules: int
 ) -> None:
     monkeypatch.setattr(folder_log, "MAX_COUNTED_RULES", counted_rules)
@@ -92,7 +92,7 @@ def test_remaining_budget_matches_hand_computation(tmp_path: Path) -> None:
     assert spent_budget("bare") == SpentBudget(1, {}, None, 0.0)
     assert spent_budget(ALL_RUNS) == SpentBudget(1, PRICE, None, 0.0)
     charged(log, "patients", unit="4 records of one patient")
-    assert spent_budget(ALL_RUNS) == SpentBudget(1), "of two units, which add up to nothing"
+    assert spent_budget(ALL_RUNS) == SpentBudget(1), "charges in two units cannot be summed"
     assert compute_spent_budget(log, NODE_DATA, "records", OWNER.delta, OWNER.accountant) == SpentBudget(
         0, PRICE, one.epsilon, None
     )

@@ -1,4 +1,4 @@
-"""The folder of a node's owner: what it says, what comes of it, and every fault at once."""
+"""A node's folder: its settings, their effects, and the report of all faults."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _restore_modules() -> Iterator[None]:
 
 
 def node(folder: Path, text: str = "") -> Path:
-    """A node's folder with data, a secret, and a ``node.toml``."""
+    """Create a node's folder with data, a secret and a ``node.toml``, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     digits = load_digits()
     images = (digits.images[:40] * 255 / 16).astype(np.uint8)
@@ -91,7 +91,7 @@ def node(folder: Path, text: str = "") -> Path:
 
 
 def make_kit(folder: Path, name: str = "clinic", days: int = 1) -> None:
-    """Write a startup kit of FLARE, with the files that are read here."""
+    """Write a FLARE startup kit with the files that fedstill reads."""
     startup = folder / "kit" / "startup"
     startup.mkdir(parents=True, exist_ok=True)
     table = {"client": {"fqsn": name}, "servers": [{"service": {"target": "uni.example:8002"}}]}
@@ -103,7 +103,7 @@ def make_kit(folder: Path, name: str = "clinic", days: int = 1) -> None:
 
 
 def authority(days: int) -> bytes:
-    """A certificate that vouches for itself."""
+    """Return a self-signed certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding
@@ -124,14 +124,14 @@ def authority(days: int) -> bytes:
 def test_new_file_holds_every_default(tmp_path: Path) -> None:
     owner_folder.init_folder(tmp_path / "clinic-a")
     file = owner_folder.read_node_file(tmp_path / "clinic-a")
-    privacy = NoPrivacy(isolate_rounding=True)  # servers may be hostile
+    privacy = NoPrivacy(isolate_rounding=True)  # servers may be malicious
     assert file == NodeFile(name="clinic-a", privacy=privacy, seed=file.seed)
     text = (tmp_path / "clinic-a" / "node.toml").read_text(encoding="utf-8")
     table = presets.parse(text)
     assert set(table) == {part.name for part in dataclasses.fields(NodeFile)}
     for section in ("data", "model", "local", "policy", "privacy", "compute"):
         assert set(table[section]) == set(to_table(getattr(file, section)))
-    # Each option, and each section, has its meaning above it.
+    # Each option and each section has a comment above it.
     lines = text.splitlines()
     bare = [
         line
@@ -280,7 +280,7 @@ def test_first_weights_depend_on_seed(tmp_path: Path) -> None:
 
 
 def test_custom_mechanism_in_folder_is_found(tmp_path: Path) -> None:
-    """Wherever the command is run from; what is named and not there is a fault like any other."""
+    """Found from any working folder; a missing module is reported like other faults."""
     folder = node(tmp_path / "node", '[privacy]\nmechanism = "flip_of_owner:Flip"\nepsilon = 2.0')
     lab = Path(__file__).parents[2] / "examples" / "my_lab" / "my_lab" / "flip.py"
     (folder / "flip_of_owner.py").write_text(lab.read_text())
@@ -399,7 +399,7 @@ def test_all_faults_are_reported_together(tmp_path: Path) -> None:
     model = faults.index(next(line for line in faults if "model.name" in line))
     known = folder_check.check_folder(
         folder, DIGITS
-    ).faults  # where inputs are known to be images, only networks for these serve
+    ).faults  # if inputs are known to be images, only networks for images are listed
     assert known[:model] + known[model + 1 :] == faults[:model] + faults[model + 1 :]
     assert "transformer" in faults[model]
     assert known[model].startswith("invalid model.name = 'huge-cnn' (expected one of small-cnn")
@@ -423,7 +423,7 @@ def test_unwritable_audit_log_is_a_fault(tmp_path: Path, monkeypatch: pytest.Mon
     (folder / "logs").mkdir()
     assert folder_check.check_folder(folder).faults == ()
     AuditLog(folder / "logs" / "audit.sqlite").close()
-    for closed in (folder / "logs", folder / "logs" / "audit.sqlite"):  # as it is for all but root
+    for closed in (folder / "logs", folder / "logs" / "audit.sqlite"):  # root has access to both
         monkeypatch.setattr(os, "access", lambda path, mode, closed=closed: path != closed)
         (fault,) = folder_check.check_folder(folder).faults
         assert fault == f"privacy.audit_log 'logs/audit.sqlite': {closed} is not writable"
@@ -499,7 +499,7 @@ def test_kit_must_be_complete_and_of_this_node(tmp_path: Path) -> None:
     assert fault.endswith("its certificate was not issued by the authority in rootCA.pem")
 
 
-# --- what it would answer -----------------------------------------------------------------------------
+# --- refused queries --------------------------------------------------------------------------------------
 
 
 def method_queries(method: str) -> Any:

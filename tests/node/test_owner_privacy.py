@@ -1,4 +1,4 @@
-"""``fedstill node check`` about policy and privacy: what it says, and every fault that it finds."""
+"""Report of ``fedstill node check`` on policy and privacy, with all faults."""
 
 from __future__ import annotations
 
@@ -110,5 +110,5 @@ def test_unknown_query_name_is_a_fault(tmp_path: Path) -> None:
 
 
 def test_queries_behind_method_options_are_known() -> None:
-    """Asked by FedIOD for fresh inputs, FedMD for transfer learning, and FedKD where bounds are agreed on."""
+    """FedIOD has one for fresh inputs, FedMD for transfer learning, FedKD for agreeing on bounds."""
     assert {"predict", "transfer", "max_logit", "predict_logits", "train", "upload_data"} <= known_queries()

@@ -1,4 +1,4 @@
-"""Small real nodes under their owners' protection: what leaves, what is paid, and what one record changes."""
+"""Small real nodes under privacy mechanisms: releases, charges, and sensitivity to one record."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ X = torch.randn(ROWS, *SHAPE, generator=torch.Generator().manual_seed(5))
 
 @dataclass(frozen=True, kw_only=True)
 class Claims(PrivacyConfig):
-    """A stranger's mechanism: its model learns with DP-SGD, it says, so that all that follows is free."""
+    """A custom mechanism that claims to train the model with DP-SGD, so that its outputs are free."""
 
     about: ClassVar[str] = "its model learns with noise"
     dp_trained: ClassVar[Mapping[str, str]] = {"model": "steps"}
@@ -80,7 +80,7 @@ class Claims(PrivacyConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Parts(PrivacyConfig):
-    """Another one: its votes are of models that each know a part."""
+    """A custom mechanism whose votes are of models with one part of the data each."""
 
     about: ClassVar[str] = "votes"
 
@@ -116,7 +116,7 @@ def without(data: TensorData, record: int) -> TensorData:
 
 @dataclass
 class World:
-    """One node, its model trained, and who asks it."""
+    """One node with a trained model, and a federation that queries it."""
 
     node: Node
     federation: InProcess
@@ -139,7 +139,7 @@ class World:
         return self.mechanism.rule(self.federation.queries["predict_logits"], "logits").bound(z)
 
     def pulled(self, x: torch.Tensor = X) -> torch.Tensor:
-        """A gradient as the gate bounds it, before noise: ``(B, C, H, W)``."""
+        """Return an input gradient as bounded by the gate, before noise: ``(B, C, H, W)``."""
         x = x.clone().requires_grad_()
         upstream = torch.linspace(-1, 1, ROWS * CLASSES).view(ROWS, CLASSES)
         (gradient,) = torch.autograd.grad(self.node.model.eval()(x), x, upstream)
@@ -178,7 +178,7 @@ def under(mechanism: Any, **change: Any) -> PrivacyConfig:
     return make_mechanism(mechanism, **{**CONFIG, **change})
 
 
-# --- what leaves --------------------------------------------------------------------------------------
+# --- releases -----------------------------------------------------------------------------------------
 
 
 def test_dp_sgd_charges_training_not_responses() -> None:
@@ -215,7 +215,7 @@ def test_noisy_outputs_adds_noise_to_bounded_outputs() -> None:
     noise = torch.cat([one.query()["logits"] - one.clean() for _ in range(40)])
     assert noise.abs().mean().item() == pytest.approx(10.0, rel=0.15)  # Laplace
     assert one.clean().abs().max() <= 3
-    assert one.node.model(20 * X).abs().max() > 3, "the bound binds"
+    assert one.node.model(20 * X).abs().max() > 3, "outputs exceed the bound"
 
 
 def test_input_gradients_are_noised_and_charged() -> None:
@@ -231,14 +231,14 @@ def test_input_gradients_are_noised_and_charged() -> None:
     x = X.clone().requires_grad_()
     one.federation.query("predict_logits", x=x)["logits"].sum().backward()
     assert not before
-    assert len(one.spent()) == 2, "training and the critic's step"
+    assert len(one.spent()) == 2, "training and one critic step"
 
 
-# --- which noise --------------------------------------------------------------------------------------
+# --- noise --------------------------------------------------------------------------------------------
 
 
 def noise_of(one: World, number: int | None = None, x: torch.Tensor = X) -> torch.Tensor:
-    """Return the noise of a response, in the order of its numbers."""
+    """Return the noise of a response; without a number, the next query number is used."""
     return one.query(x, number)["logits"] - one.clean(x)
 
 
@@ -248,8 +248,8 @@ def test_noise_is_equal_only_for_equal_releases(mechanism: Any, randomness: Any)
     config = under(mechanism, randomness=randomness)
     one = made(config)
     first = noise_of(one, 0)
-    assert torch.equal(noise_of(one, 0), first), "asked again"
-    torch.testing.assert_close(noise_of(made(config), 0), first)  # and after a stop
+    assert torch.equal(noise_of(one, 0), first), "equal for a repeated query"
+    torch.testing.assert_close(noise_of(made(config), 0), first)  # also after a restart
     others = {
         "another number": noise_of(made(config), 1),
         "what came before": noise_of(one, 1),
@@ -264,11 +264,11 @@ def test_noise_is_equal_only_for_equal_releases(mechanism: Any, randomness: Any)
         assert (noise - first).abs().max() > 1, name
     assert (others["another number"] - others["what came before"]).abs().max() > 1
     same = replace(config, epsilon=1e6, total_epsilon=1e6, delta=1e-6)
-    torch.testing.assert_close(noise_of(made(same), 0), first)  # a budget is no part of an answer
+    torch.testing.assert_close(noise_of(made(same), 0), first)  # responses do not depend on the budget
 
 
 def bound(secret: int = 0, keep: int = 0, salt: str = "", **change: Any) -> str:
-    """The binding of a node, ``cache_rounds`` of whose tensors are frozen, where something is changed."""
+    """Return the setup hash of a node with changed options; ``keep`` parameters are frozen."""
     engine = {part: change.pop(part) for part in ("device", "precision") if part in change}
     labels: torch.Tensor | None = change.pop("labels", torch.zeros(5, dtype=torch.int64))
     inputs = change.pop("inputs", torch.zeros(5, *SHAPE))
@@ -302,13 +302,13 @@ def test_setup_hash_covers_everything_and_is_keyed() -> None:
         "by which features": bound(features=nn.Linear(2, 1).requires_grad_(False)),
     }
     assert bound() == bound(epsilon=1e6, total_epsilon=1e6, delta=1e-6, total_delta=1e-6)
-    assert bound() == bound(salt="x"), "it is known before any run"
+    assert bound() == bound(salt="x"), "the hash is known before any run"
     assert bound() not in others.values()
     assert len(set(others.values())) == len(others)
 
 
 def test_setup_hash_ignores_names_of_classes_and_modules() -> None:
-    """Moved and renamed classes give the same noise."""
+    """Moving and renaming classes does not change the noise."""
     moved = type("Renamed", (Segmentation,), {"__module__": "elsewhere"})
     assert bound(task=moved(3), mechanism="dp-sgd") == bound(task=Segmentation(3), mechanism="dp-sgd")
 
@@ -334,38 +334,38 @@ def test_critic_noise_depends_on_query() -> None:
 
     base = critic(X)
     assert torch.equal(critic(X), base)
-    # Nearly the same inputs: with equal noise Adam's first step would nearly be the same, too.
+    # Nearly equal inputs: with equal noise, Adam's first step would also be nearly equal.
     moved = (critic(X + 1e-6) - base).abs()
     assert (moved > 1e-3).float().mean() > 0.3
 
 
-# --- what one record changes, on the real path --------------------------------------------------------
+# --- sensitivity to one record, on the real path --------------------------------------------------------
 
 
 def test_vote_sensitivity_matches_charge() -> None:
-    hard = records(16, distance=0.0)  # nothing but each record says which class it has
+    hard = records(16, distance=0.0)  # classes cannot be predicted from other records
     base, moved = made(under("pate"), hard), []
     sharp, many = 8.0, torch.randn(300, *SHAPE, generator=torch.Generator().manual_seed(6))
     for record in range(16):
         other = made(under("pate"), without(hard, record))
         votes = (base.clean(many) - other.clean(many)) * M / sharp
-        assert votes.abs().max() <= 1, "one vote from one class to another"
+        assert votes.abs().max() <= 1, "a vote changes by at most 1"
         assert (votes.abs().sum(1) <= 2).all()
         moved.append(votes.norm().item())
         gradients = (base.pulled() - other.pulled()).flatten(1).norm(dim=1)
         assert (gradients <= 2 * 1.0 / M).all()
-    assert max(moved) > 0, "and it does move some"
+    assert max(moved) > 0, "some votes changed"
     (event,) = released(base, len(many))
-    assert max(moved) <= 5.0 / event.noise + 1e-6, "noise over how far it is charged to move"
+    assert max(moved) <= 5.0 / event.noise + 1e-6, "within the charged sensitivity"
 
 
 def released(one: World, rows: int = ROWS) -> PrivacyCost:
     """Return the cost of the responses to some inputs alone."""
-    bill = one.mechanism.release_costs(one.federation.queries["predict_logits"], {"logits": (rows, CLASSES)})
-    return total_cost(bill) or PrivacyCost()
+    costs = one.mechanism.release_costs(one.federation.queries["predict_logits"], {"logits": (rows, CLASSES)})
+    return total_cost(costs) or PrivacyCost()
 
 
-# --- what cannot be -----------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------------
 
 
 def test_group_size_needs_groups_and_limits_them() -> None:
@@ -395,7 +395,7 @@ def test_changed_data_are_refused() -> None:
         require_unchanged_data(one.node)
     plain = made(NoPrivacy(epsilon=1e3), train=False)
     plain.node.data = records(30)
-    require_unchanged_data(plain.node)  # there is no price to hold it to
+    require_unchanged_data(plain.node)  # without a mechanism, no charge depends on the data
 
 
 def test_no_mechanism_changes_nothing() -> None:
@@ -408,7 +408,7 @@ def test_no_mechanism_changes_nothing() -> None:
 def test_note_states_per_record_epsilon() -> None:
     patients = torch.arange(24) // 4
     assert PER_RECORD_ONLY in made(under("dp-sgd"), records(groups=patients)).mechanism.statement().assumes
-    # Nor does one record decide whether it is said: that would be reported before anything is charged.
+    # One record must not decide about the note, which is reported before anything is charged.
     assert (
         PER_RECORD_ONLY
         in made(under("dp-sgd"), records(groups=torch.arange(24))).mechanism.statement().assumes
@@ -428,7 +428,7 @@ def test_note_states_per_record_epsilon() -> None:
     assert group_privacy_notes(parts, [NoPrivacy()] * 3) == ()
 
 
-# --- steps that are taken, and those that are charged --------------------------------------------------
+# --- trained steps and charged steps --------------------------------------------------------------------
 
 
 ROUND = Span.part(0, 3)
@@ -436,7 +436,7 @@ ROUND = Span.part(0, 3)
 
 @dataclass(frozen=True, kw_only=True)
 class Greedy(Method):
-    """A stranger's method, whose queries learn more than they say."""
+    """A custom method whose queries train more than they declare."""
 
     title: ClassVar[str] = "Greedy"
     critic: ClassVar[Discriminators] = Discriminators(width=4)
@@ -456,7 +456,7 @@ class Greedy(Method):
         yield Query(self.five_steps, sends=sends, releases=critic, rows=ROWS, **trained)
 
     def silent(self, node: NodeView, x: torch.Tensor) -> Tensors:
-        node.train(ROUND)  # and no span
+        node.train(ROUND)  # without a declared span
         return {"logits": node.model(x)}
 
     def twice(self, node: NodeView, x: torch.Tensor) -> Tensors:
@@ -464,7 +464,7 @@ class Greedy(Method):
         return self.silent(node, x)
 
     def one_by_one(self, node: NodeView, x: torch.Tensor) -> Tensors:
-        self.critic.train_step(node, x, ROWS)  # of so many records, and rows says nothing
+        self.critic.train_step(node, x, ROWS)  # on ROWS records, while the query declares no rows
         return {"critic": node.module("critic")(x)}
 
     def five_steps(self, node: NodeView, x: torch.Tensor) -> Tensors:
@@ -473,7 +473,7 @@ class Greedy(Method):
 
 @pytest.mark.parametrize("query", ["silent", "twice", "one_by_one", "five_steps", "early"])
 def test_uncharged_private_steps_are_refused(query: str) -> None:
-    """DP-SGD would else learn for free: without a span, or with five critic steps at the price of one."""
+    """Otherwise DP-SGD would train for free: without a span, or five critic steps for the cost of one."""
     at, method = NodeSetting(TASK, LOCAL, COMPUTE), Greedy(early=query == "early")
     network = build("mlp:4", SHAPE, CLASSES, 0)
     node = Node("n", records(), network, Gate("n", PolicyConfig(), AuditLog()), 0)

@@ -1,9 +1,9 @@
-"""Charging by the release ledger: nothing leaves before its charge, never less, never twice.
+"""Charging by the release ledger: releases are charged before they leave, completely, and once.
 
 A state machine sends a deployed node queries, repeated queries, other content under a used number and output
 gradients in any order. It kills the process or fills the disk at each write, interrupts training, changes the
-last digits of training, and goes back to checkpoints. A model of the accountant predicts every charge.
-5 sequences of 20 steps are in the ordinary suite, and 20 with ``pytest --hypothesis-profile=thorough``.
+last digits of training, and restores checkpoints. A model of the accountant predicts every charge. The tests
+run 5 sequences of 20 steps, and 20 with ``pytest --hypothesis-profile=thorough``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEP = Event("gaussian", 2.0, rate=B / 40)  # of a critic, on 4 of 40 records
 LOCAL_STEP = Event("gaussian", 2.0, rate=0.2)  # of the model, before the first query
 AFFORDABLE_COST = PrivacyCost({STEP: 9, LOCAL_STEP: 1, Event("laplace", NoPrivacy().counts_noise): 1})
 EPSILON = 1.0001 * compute_epsilon(AFFORDABLE_COST, 1e-5)  # the plan declares 6 steps
-# Steps of the critic within the budget of a server that does not query the counts.
+# Affordable steps of the critic if the server does not query the counts.
 AFFORDABLE = next(
     steps - 1
     for steps in range(6, 100)
@@ -64,12 +64,12 @@ Reply = tuple[Any, Mapping[str, torch.Tensor]]
 
 
 class Killed(BaseException):
-    """The process is killed: no handler of the node may count on running."""
+    """Raised where the process is killed; no handler of the node may catch it."""
 
 
 @dataclass
 class Attempts:
-    """Private training for one query after one history: charged attempts, and the last one's digits."""
+    """Private training for one query after one history: charged attempts, and the digits of the last one."""
 
     charged: int = 0
     digits: bool | None = None  # None: killed before its result was written
@@ -77,15 +77,15 @@ class Attempts:
 
 @dataclass
 class Model:
-    """Charges by an accountant who sees everything."""
+    """Predicted charges, by an accountant who sees everything."""
 
     attempts: dict[Any, Attempts] = field(default_factory=dict)  # by history and query
-    releases: dict[Any, tuple[bytes, ...] | None] = field(default_factory=dict)  # None: charged, not seen
+    releases: dict[Any, tuple[bytes, ...] | None] = field(default_factory=dict)  # None: charged, but not seen
     is_initial_charged: bool = False
 
     @property
     def steps(self) -> int:
-        """Charged steps of the critic."""
+        """Return the charged steps of the critic."""
         return sum(each.charged for each in self.attempts.values())
 
 
@@ -111,13 +111,13 @@ class Charging(RuleBasedStateMachine):
         self.history: tuple[Any, ...] = ()  # queries that have changed the node
         self.last = -1
         self.checkpoints: list[tuple[int, tuple[Any, ...]]] = [(0, ())]
-        self.blocked = False  # after training that may be half-way
-        # The last query of this process, of which a repetition is answered from memory.
+        self.blocked = False  # after training that may be incomplete
+        # The last query of this process; its repetition is served from memory.
         self.kept: tuple[int, int] | None = None
         self.pulled: float | None = None
 
     def _install(self) -> None:
-        """Let the trouble of the current message happen where it says."""
+        """Make the failure of the current message happen at its place."""
 
         def charge(audit: AuditLog, entry: Entry, *check: Any) -> int:
             what, part = self.trouble
@@ -160,7 +160,7 @@ class Charging(RuleBasedStateMachine):
 
     @rule(gap=st.integers(0, 1), seed=st.integers(0, 1), trouble=TROUBLES)
     def new_query(self, gap: int, seed: int, trouble: tuple[str, str]) -> None:
-        """A query under a number that was not used after this checkpoint."""
+        """Send a query with a number that was not used after this checkpoint."""
         number = self.last + 1 + gap
         if self.blocked:
             rows = len(self.clinic.rows())
@@ -179,7 +179,7 @@ class Charging(RuleBasedStateMachine):
             self._restart()
             return
         if steps in ("failed", "blocked"):
-            assert isinstance(reply, dict), "an error, and no tensors"
+            assert isinstance(reply, dict), "a refusal contains no tensors"
             self.blocked = steps == "blocked"
             return
         release = (key, self.model.attempts[key].charged, "response", 0.0)
@@ -189,7 +189,7 @@ class Charging(RuleBasedStateMachine):
                 self._restart()
                 return
             assert isinstance(reply, dict)
-            assert release not in self.model.releases or reply["kind"], "no release without its charge"
+            assert release not in self.model.releases or reply["kind"], "releases are charged"
             reply = self._send(NO_TROUBLE, lambda: self.clinic.query(number, image(seed)))
         if trouble == ("kill after", "response"):
             self.model.releases.setdefault(release, None)
@@ -238,7 +238,7 @@ class Charging(RuleBasedStateMachine):
     @precondition(lambda self: self.kept is not None and not self.blocked)
     @rule()
     def repeated_query(self) -> None:
-        """The same query again, as after a lost reply: the same bytes, and no entry."""
+        """Repeat a query, as after a lost reply: the same bytes, and no new entry."""
         number, seed = self.kept  # type: ignore[misc]
         rows, critic = len(self.clinic.rows()), self.clinic.critic()
         earlier = self.history[:-1]
@@ -250,7 +250,7 @@ class Charging(RuleBasedStateMachine):
     @precondition(lambda self: self.last >= 0 and not self.blocked)
     @rule(back=st.integers(0, 2))
     def other_content(self, back: int) -> None:
-        """Other content under a number that was used: neither trained nor charged."""
+        """Send other content with a used number: neither trained nor charged."""
         rows, critic = len(self.clinic.rows()), self.clinic.critic()
         reply = self.clinic.query(max(self.last - back, 0), image(9))
         assert reply["kind"] == "QueryMismatch"
@@ -260,7 +260,7 @@ class Charging(RuleBasedStateMachine):
     @precondition(lambda self: self.kept is not None and not self.blocked)
     @rule(value=st.sampled_from([1.0, 2.0]), trouble=TROUBLES)
     def pull(self, value: float, trouble: tuple[str, str]) -> None:
-        """Output gradients for the last response: its input gradients, once."""
+        """Send output gradients for the last response: input gradients are charged once."""
         trouble = trouble if trouble[1] == "gradient" else NO_TROUBLE
         number, seed = self.kept  # type: ignore[misc]
         first = self.pulled is None
@@ -280,7 +280,7 @@ class Charging(RuleBasedStateMachine):
         if what == "full disk":
             assert isinstance(reply, dict)
             other = self.clinic.pull(number, 3.0)
-            assert other["kind"] == "QueryMismatch", "other gradients of a response whose charge failed"
+            assert other["kind"] == "QueryMismatch", "the charge for other gradients failed"
             reply = self.clinic.pull(number, value)
         self.pulled = value
         self._see(release, reply)
@@ -307,12 +307,12 @@ class Charging(RuleBasedStateMachine):
     @precondition(lambda self: self.blocked)
     @rule()
     def save_half_trained(self) -> None:
-        """A state that may be trained half-way is never saved."""
+        """An incompletely trained state is never saved."""
         assert "failed at query" in self.clinic.say("save_checkpoint", checkpoint=self.last + 1)["text"]
 
     @rule()
     def change_last_digits(self) -> None:
-        """As another number of threads, or another processor, adds up."""
+        """Simulate another number of threads or another processor."""
         self.digits = not self.digits
 
     # --- helpers ------------------------------------------------------------------------------------------
@@ -328,14 +328,14 @@ class Charging(RuleBasedStateMachine):
             self.trouble = NO_TROUBLE
 
     def _see(self, release: Any, reply: Reply) -> None:
-        """Take note of released tensors, which are charged on disk by now."""
+        """Record released tensors, whose charge is on disk by now."""
         assert isinstance(reply, tuple), reply
         bytes_ = content(reply[1])
-        assert self.model.releases.get(release) in (None, bytes_), "the same release is the same bytes"
+        assert self.model.releases.get(release) in (None, bytes_), "equal releases have equal bytes"
         self.model.releases[release] = bytes_
 
     def _restart(self) -> None:
-        """Another process serves the folder, at the state before the first query."""
+        """Serve the folder from a new process, in the state before the first query."""
         self.clinic.again()
         reply, _ = self.clinic.say("join", plan=PLAN.to_dict())
         assert reply["is_trained"]
@@ -345,22 +345,22 @@ class Charging(RuleBasedStateMachine):
     def _forget(self, query_number: int) -> None:
         self.last, self.blocked, self.kept, self.pulled = query_number - 1, False, None, None
 
-    # --- what must hold -----------------------------------------------------------------------------------
+    # --- invariants ---------------------------------------------------------------------------------------
 
     @invariant()
     def log_is_exact(self) -> None:
-        """Every release and every attempt at training is in the file, once."""
-        rows = self.clinic.rows()  # by another connection, as a reader of the file
+        """Every release and every training attempt is in the file once."""
+        rows = self.clinic.rows()  # from another connection, as a reader of the file
         released = [row for row in rows if row["part"] in RELEASES]
-        assert len(released) == len(self.model.releases), "each release once"
+        assert len(released) == len(self.model.releases), "each release is logged once"
         steps = sum(row["cost"].get(str(STEP), 0) for row in rows if row["part"] == "training")
-        assert steps == self.model.steps, "each attempt once"
+        assert steps == self.model.steps, "each attempt is logged once"
         keys = ("number", "part", "content_hash", "history_hash", "release_hash")
         assert len({tuple(row[key] for key in keys) for row in rows}) == len(rows)
 
     @invariant()
     def spent_covers_releases(self) -> None:
-        """The printed epsilon is never less than what left, and never above the budget."""
+        """The reported epsilon covers all releases, and never exceeds the budget."""
         spent = cost_from_dict(self.clinic.session.audit.spending(NODE_DATA, "one").run_events)
         left = {release[:2] for release, bytes_ in self.model.releases.items() if bytes_ is not None}
         least = PrivacyCost({STEP: len(left), LOCAL_STEP: 1} if left else {})
@@ -368,11 +368,11 @@ class Charging(RuleBasedStateMachine):
         assert spent.get(STEP, 0) <= AFFORDABLE
         assert spent.get(LOCAL_STEP, 0) == int(self.model.is_initial_charged)
         responses = [b for (_, _, part, _), b in self.model.releases.items() if part == "response" and b]
-        assert len({*responses}) == len(responses), "each has a critic of its own"
+        assert len({*responses}) == len(responses), "each response has its own critic"
 
     @invariant()
     def server_learns_costs(self) -> None:
-        """Replies have reported all costs, except for training whose response has not left yet."""
+        """Replies have reported all costs, except for training whose response has not been released yet."""
         audit = self.clinic.session.audit
         reported = Counter(audit.totals.unreported_training_charges("one", "clinic"))
         for row in self.clinic.rows():

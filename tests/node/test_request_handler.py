@@ -1,4 +1,4 @@
-"""A request handler answers each query once, pulls gradients back, and hands out through the nodes' gates."""
+"""A request handler answers each query once, backpropagates, and releases through the nodes' gates."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ class Office:
         return node
 
     def _examine(self, node: NodeView, x: torch.Tensor) -> Tensors:
-        self.calls += 1  # one for each node
+        self.calls += 1  # once for each node
         self.grad_enabled = torch.is_grad_enabled()
         critic, (own,) = node.module("critic"), [each for each in self.nodes if each.name == node.name]
         with torch.enable_grad():
             critic.train(True)
             own.optimizers["critic"].zero_grad()
             node.network("critic")(x.detach()).mean().backward()
-            own.optimizers["critic"].step()  # as if privately, where it has to be
+            own.optimizers["critic"].step()  # stands for a private step
             critic.train(False)
         node.model.train(False)
         z = node.model(x)
@@ -110,7 +110,7 @@ class Office:
         return list(backward(self.handler, number, dict(zip(names, output_gradients, strict=True))).values())
 
     def restart(self) -> None:
-        """Expect query 0 next, with a handler that remembers nothing."""
+        """Expect query 0 next, with a new handler."""
         for node in self.nodes:
             node.gate.ledger.restart()
         self.handler = RequestHandler(self.handler.group, self.side, Compute())
@@ -137,7 +137,7 @@ def same(some: Sequence[Mapping[str, torch.Tensor]], others: Sequence[Mapping[st
     )
 
 
-# --- asking --------------------------------------------------------------------------------------
+# --- queries -------------------------------------------------------------------------------------
 
 
 def test_response_has_one_part_per_node_and_trains_critic() -> None:
@@ -152,7 +152,7 @@ def test_response_has_one_part_per_node_and_trains_critic() -> None:
 
 
 def failing(office: Office, number: int = 0, **change: Any) -> None:
-    """Let a query fail once, after its networks have learned."""
+    """Make a query fail once, after it has trained its networks."""
     queries: Any = office.side.queries
     sound = queries["predict_logits"]
 
@@ -167,7 +167,7 @@ def failing(office: Office, number: int = 0, **change: Any) -> None:
 
 
 def privately(office: Office) -> None:
-    """Let the critic of the second node learn with DP-SGD."""
+    """Make the critic of the second node train with DP-SGD."""
     node, journal = office.nodes[1], Journal()
     node.dp_sgd_parameters = {"critic": DPParameters(1.0, 1.0, lambda *names: seeded_sampler(0, *names))}
     journal.node = node.name
@@ -175,7 +175,7 @@ def privately(office: Office) -> None:
 
 
 def learning_privately() -> Office:
-    """A handler of the one node whose critic learns with DP-SGD, which is computed alone."""
+    """Return an office with a handler of the one node whose critic trains with DP-SGD."""
     office = Office()
     privately(office)
     office.handler = RequestHandler(NodeGroup(office.nodes[1:2]), office.side, Compute())
@@ -216,7 +216,7 @@ def test_failed_query_without_private_training_can_be_repeated(private: bool, ch
 
 
 def test_response_after_failure_has_another_history() -> None:
-    """With an equal history it would be the same release as before, which a limit counts once."""
+    """With an equal history it would be the same release as before, which limits count once."""
     office = Office()
     states = [copy.deepcopy(node.state_dict()) for node in office.nodes]
     first = office.query(1)
@@ -234,7 +234,8 @@ def test_forgotten_or_skipped_number_is_a_mismatch() -> None:
     for number in numbers:
         office.query(number)
     critics = office.critics()
-    for number in (0, 1):  # 0 was answered long ago, 1 never was: neither may train the critic now
+    # query 0 is no longer stored, query 1 was never sent; neither may train the critic now
+    for number in (0, 1):
         with pytest.raises(QueryMismatch, match=f"number {number}"):
             office.query(number)
     for number in numbers[-MAX_EXCHANGES:]:
@@ -256,7 +257,7 @@ def test_one_refusal_stops_whole_group(refusing: str) -> None:
     assert office.audit.traffic_totals() == AuditLog().traffic_totals()
 
 
-# --- pulling back --------------------------------------------------------------------------------
+# --- gradients -----------------------------------------------------------------------------------
 
 
 def test_gradients_of_several_inputs_have_own_names() -> None:
@@ -287,7 +288,7 @@ def test_repeated_gradients_are_counted_once() -> None:
     first = office.node_gradients(output_gradients())
     audit = office.audit.traffic_totals()
     assert same(office.node_gradients(output_gradients()), first)
-    office.query(1)  # a reply that was lost may be asked for even later
+    office.query(1)  # a lost reply may be requested even later
     respond(office.handler, "two", 2, {"x": X, "y": X}, False)
     assert same(office.node_gradients(output_gradients()), first)
     assert office.audit.traffic_totals()["by_kind"]["gradients"] == audit["by_kind"]["gradients"]
@@ -340,7 +341,7 @@ def test_graph_is_kept_until_backward_or_next_query() -> None:
 
 
 class Full(AuditLog):
-    """A log on a disk that is full for one node and one part, as long as it says."""
+    """A log on a disk that is full for one node and one part, while ``full`` is set."""
 
     full: tuple[str, str] | None = None
 
@@ -372,7 +373,7 @@ def test_partly_released_response_can_be_repeated() -> None:
     audit.full = None
     assert same(office.query(), expected)
     assert office.calls == 3
-    assert not office.has_changed_since(critics), "the critics have moved once"
+    assert not office.has_changed_since(critics), "critics were trained once"
     each = {"up": B * 4 * 4, "down": B * 16 * 4}
     assert audit.traffic_totals()["by_node"] == dict.fromkeys("abc", each)
     assert [audit.spending(name, ALL_RUNS).total_queries for name in "abc"] == [1, 1, 1]
@@ -381,7 +382,7 @@ def test_partly_released_response_can_be_repeated() -> None:
 
 
 def test_partly_released_response_is_lost_after_next_query() -> None:
-    """Not released as an answer of nothing, at no price."""
+    """It is not released as an empty response without a charge."""
     office = Office()
     audit = full(office)
     audit.full = ("b", "response")
@@ -397,7 +398,7 @@ def test_partly_released_response_is_lost_after_next_query() -> None:
 
 
 def test_refused_response_keeps_no_memory_after_next_query() -> None:
-    """Several large queries could fill the memory: nothing of them can be released any more."""
+    """Otherwise, several large queries that cannot be released anymore could fill the memory."""
     office = Office()
     audit = full(office)
     audit.full = ("a", "response")
@@ -413,7 +414,7 @@ def test_refused_response_keeps_no_memory_after_next_query() -> None:
 
 
 def test_gradients_count_in_memory_of_recent_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchanges, "MAX_BYTES", 3 * MAX_EXCHANGES * B * 4 * 4)  # without gradients all fit
+    monkeypatch.setattr(exchanges, "MAX_BYTES", 3 * MAX_EXCHANGES * B * 4 * 4)  # without gradients, all fit
     office = Office()
     office.query(0)
     office.query(1)
@@ -460,7 +461,7 @@ def test_handlers_of_subgroups_match_whole_group() -> None:
         (mine,) = respond(handler, "predict_logits", 4, {"x": X}, False)
         for name in response:
             torch.testing.assert_close(mine[name], response[name])
-    # and back: what the single nodes' handlers moved in memory, the group finds again
+    # the group also finds the tensors that the single nodes' handlers moved in memory
     for old, new in zip(whole.query(5), respond(together, "predict_logits", 5, {"x": X}, False), strict=True):
         for name in old:
             torch.testing.assert_close(new[name], old[name])

@@ -1,8 +1,8 @@
-"""Every rule of a node's owner at every layer that enforces it: one table, with numbers worked out by hand.
+"""Every rule of an owner in every layer that enforces it: one table, with numbers computed by hand.
 
 The layers are a node of a simulation, a node behind messages whose server sends its queries although it knows
-that they will be refused, and a node that answers a file of queries. The run is the same everywhere: FedKD
-asks once for label counts and twice for the logits of eight public images, three queries in all.
+that they will be refused, and a node that responds to a file of queries. The run is the same everywhere:
+FedKD queries label counts once and the logits of eight public images twice, three queries in total.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ pytest.importorskip("cryptography")
 RECORDS, ROWS = 40, 8
 PUBLIC = PublicData("ours", torch.linspace(-1, 1, ROWS * 64).view(ROWS, *SHAPE), None, "")
 COUNTS = 4 * (CLASSES + 1)  # bytes: float32 of the classes and their sum
-LOGITS = ROWS * CLASSES  # bytes: quantized, one each
+LOGITS = ROWS * CLASSES  # bytes: quantized, one per logit
 SERVER, OTHER = "6668 7aad f862 bd77 6c8f c18b 8e9f 8e20", "0" * 32
 
 
@@ -69,7 +69,7 @@ def everywhere(rule: str, released: int = 0) -> dict[str, tuple[int, str]]:
 
 
 def at_a_node(rule: str) -> dict[str, tuple[int, str]]:
-    """A simulation has no owner to ask, and no server that costs it memory."""
+    """Return the expected refusals of a rule that simulations do not enforce."""
     return dict.fromkeys(("messages", "files"), (0, rule))
 
 
@@ -78,7 +78,7 @@ def reason_of(error: FedstillError) -> str:
     return error.rule if isinstance(error, QueryRefused) else str(error)
 
 
-# --- the layers: why the run was refused, or None -------------------------------------------------------
+# --- layers: the reason for refusing the run, or None ----------------------------------------------------
 
 
 def run_simulation(folder: Path, rule: Rule, policy: dict[str, Any], privacy: PrivacyConfig) -> str | None:
@@ -151,12 +151,12 @@ LAYERS: dict[str, Callable[[Path, Rule, dict[str, Any], PrivacyConfig], str | No
 
 
 def between(first: int, last: int) -> str:
-    """Hours of the day, counted from now."""
+    """Return a range of hours of the day, relative to now."""
     return "-".join(f"{datetime.now() + timedelta(hours=hours):%H:%M}" for hours in (first, last))
 
 
-# A row of ten logits within a bound of 1 costs 2 * 1 * 10 / 3200 = 1 / 160; two queries about eight rows cost
-# 16 / 160 = 0.1, and at so small a delta hardly less.
+# A row of ten logits with a bound of 1 costs 2 * 1 * 10 / 3200 = 1 / 160. Two queries of eight rows cost 16 /
+# 160 = 0.1, and hardly less at so small a delta.
 NOISE = NoisyOutputs(outputs=OutputsConfig("laplace", noise=3200.0, bound=1.0), delta=1e-12)
 
 RULES = {
@@ -240,7 +240,7 @@ RULES = {
 @pytest.mark.parametrize(
     ("name", "layer"), [(name, layer) for name, rule in RULES.items() for layer in rule.released]
 )
-def test_rule_refuses_beyond_its_limit_and_allows_at_it(tmp_path: Path, name: str, layer: str) -> None:
+def test_rule_allows_its_limit_and_refuses_beyond(tmp_path: Path, name: str, layer: str) -> None:
     rule = RULES[name]
     for folder, given in ((tmp_path / "refused", rule.refuses), (tmp_path / "allowed", rule.allows)):
         policy, privacy = (given, NoPrivacy()) if isinstance(given, dict) else ({}, given)
@@ -252,6 +252,7 @@ def test_rule_refuses_beyond_its_limit_and_allows_at_it(tmp_path: Path, name: st
         assert (reason is None) == (given is rule.allows), reason
         assert part in (reason or "")
         assert len(releases(folder)) == count
-        if reason is not None and layer != "simulation" and name != "max_disk":  # an owner reads why
+        # the owner can read the reason
+        if reason is not None and layer != "simulation" and name != "max_disk":
             events = security_events(folder)
             assert reason in [event["reason"] for event in events if event["event"] == "refused"]

@@ -58,14 +58,14 @@ RANGE = Query(
 )
 MAX_LOGIT = {"range": torch.ones(())}
 VOTES = PATE(pate=PateConfig(teachers=20, noise=40.0))
-ONE = Event("gaussian", 40 / 4)  # of a query about 8 inputs
+ONE = Event("gaussian", 40 / 4)  # of a query with 8 inputs
 TRAINED = DPSGD(training=DPTrainingConfig(noise=1.5))
 STEP = Event("gaussian", 1.5, rate=0.1)
 OUTPUTS = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=80.0, bound=1.0))
 
 
 class Node:
-    """A node of one query, or two, with its gate and its charges."""
+    """A node with one query, or two, its gate and its charges."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Node:
         self.gate.ledger.budgets = RunBudgets(self.mechanism, self.audit, run, "clinic")
 
     def send(self, number: int, query: Query | None = None, tensors: Any = None) -> Any:
-        """As the request handler does."""
+        """Admit and release, as the request handler does."""
         received = ReceivedQuery(number, (query or self.query).name, f"c{number}", "", {})
         self.gate.admit(query or self.query, received, X)
         return release_now(self.gate, received, "response", tensors or LOGITS, query or self.query, X)
@@ -95,7 +95,7 @@ class Node:
         return self.audit.spending("clinic", self.run)
 
     def count_answered(self, first: int = 0, most: int = 1000) -> int:
-        """Return the number of queries answered before one is refused."""
+        """Return the number of queries before the first refusal."""
         for number in range(first, first + most):
             try:
                 self.send(number)
@@ -105,7 +105,7 @@ class Node:
 
 
 def fit(event: Event, most: float, start: PrivacyCost | None = None) -> int:
-    """Return how often an event fits into an epsilon, by counting one by one."""
+    """Return how often an event fits into an epsilon, by counting."""
     times = 0
     while compute_epsilon(PrivacyCost({event: times + 1}) + (start or PrivacyCost()), 1e-5) <= most:
         times += 1
@@ -132,7 +132,7 @@ def test_refused_query_is_not_computed_or_charged() -> None:
     received = ReceivedQuery(answered, "predict", "c", "", {})
     with pytest.raises(QueryRefused, match="privacy budget"):
         node.gate.admit(node.query, received, X)
-    with pytest.raises(QueryRefused, match="privacy budget"):  # and once more where it would leave
+    with pytest.raises(QueryRefused, match="privacy budget"):  # and again at the release
         release_now(node.gate, received, "response", LOGITS, node.query, X)
     assert node.spent() == spent
     assert node.gate.ledger.audit.spending("clinic", ALL_RUNS).total_queries == answered
@@ -162,11 +162,12 @@ def test_row_width_determines_cost_and_is_enforced() -> None:
         node.send(number, tensors=inputs)
     assert cost_from_dict(node.spent().run_events) == total_cost(node.mechanism.run_costs())
     assert dict(node.spent().run_events) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
-    narrow = Node(config, **{**wide, "details": QueryDetails()})  # one number a class: 4
+    narrow = Node(config, **{**wide, "details": QueryDetails()})  # one number per class: 4
     with pytest.raises(NodeDataError, match=r"query predict .*\(8, 16\) .*4 numbers"):
         narrow.send(0, tensors=inputs)
     assert narrow.spent() == Spending({}, {})
-    row = replace(config.outputs, distribution="gaussian")  # a row's length is bounded, whatever is in it
+    # a Gaussian charge depends on a row's norm, not on its width
+    row = replace(config.outputs, distribution="gaussian")
     Node(replace(config, outputs=row), **{**wide, "details": QueryDetails()}).send(0, tensors=inputs)
 
 
@@ -188,7 +189,7 @@ def test_refusal_does_not_reveal_threshold_votes() -> None:
 def test_total_budget_holds_over_runs() -> None:
     audit, config = AuditLog(), replace(VOTES, epsilon=1.5, total_epsilon=2.0)
     first = Node(config, audit, "one").count_answered()
-    assert first == fit(ONE, 1.5), "one run may not take all"
+    assert first == fit(ONE, 1.5), "the budget of a run is smaller than the total"
     second = Node(config, audit, "two")
     assert second.count_answered() == fit(ONE, 2.0) - first > 0
     assert second.spent().total_events == {str(ONE): fit(ONE, 2.0)}
@@ -199,7 +200,7 @@ def test_total_budget_holds_over_runs() -> None:
 
 @pytest.mark.parametrize(("sizes", "holds"), [((1, 4), False), ((4, 1), False), ((4, 4), True)])
 def test_charges_in_another_unit_block_budget(sizes: tuple[int, int], holds: bool) -> None:
-    """Events charged for a record protect no patient, and no factor corrects this for all mechanisms."""
+    """Charges for a record do not protect a patient; no factor corrects this for all mechanisms."""
     audit = AuditLog()
     first, second = (replace(VOTES, group_size=size, epsilon=9.0, total_epsilon=9.0) for size in sizes)
     Node(first, audit, "one").send(0)
@@ -211,7 +212,7 @@ def test_charges_in_another_unit_block_budget(sizes: tuple[int, int], holds: boo
             Node(second, audit, "two").send(0)
     Node(replace(second, total_epsilon=math.inf), audit, "three").send(0)
     mixed = Node(replace(second, total_epsilon=math.inf), audit, "one").gate.refusal_reason(PREDICT)
-    assert (mixed is None) == holds  # nor in one run
+    assert (mixed is None) == holds  # not in one run either
 
 
 def test_run_without_guarantee_is_refused_at_first_query() -> None:
@@ -238,7 +239,7 @@ def test_resumed_run_is_not_counted_twice() -> None:
 def test_training_is_charged_once_and_before_the_first_release() -> None:
     audit = AuditLog()
     node = Node(TRAINED, audit)
-    assert node.spent().run_events == {}, "nothing has left"
+    assert node.spent().run_events == {}, "nothing has been released"
     for number in range(3):
         node.send(number)
     assert node.spent().run_events == {str(STEP): 20}
@@ -251,7 +252,7 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
     ]
     assert rows[0]["cost"] == {str(STEP): 20}
     assert all(row["cost"] == {} and not row["no_guarantee"] for row in rows[1:])
-    Node(TRAINED, audit).send(3)  # the same run after a stop
+    Node(TRAINED, audit).send(3)  # the same run after a restart
     assert node.spent().run_events == {str(STEP): 20}
     other = Node(TRAINED, audit, "two")
     other.send(0)
@@ -270,7 +271,7 @@ def test_unaffordable_training_blocks_releases() -> None:
     assert node.spent() == Spending({}, {})
     audit, enough = AuditLog(), replace(TRAINED, epsilon=total * 1.01)
     assert Node(enough, audit).count_answered(most=3) == 3
-    assert Node(enough, audit).count_answered(3, most=3) == 3, "after a resume, it is not charged again"
+    assert Node(enough, audit).count_answered(3, most=3) == 3, "training is not charged again after a resume"
 
 
 # --- idempotence --------------------------------------------------------------------------------------
@@ -280,7 +281,7 @@ def test_repeated_release_is_allowed_after_spent_budget() -> None:
     audit = AuditLog()
     node = Node(replace(VOTES, epsilon=1.5), audit)
     first_releases = [node.send(number) for number in range(fit(ONE, 1.5))]
-    # after a stop
+    # after a restart
     again = Node(replace(VOTES, epsilon=1.5), audit)
     received = ReceivedQuery(0, "predict", "c0", "", {})
     released = release_now(again.gate, received, "response", LOGITS, again.query, X)
@@ -306,7 +307,7 @@ CRITIC = Event("gaussian", 2.0, rate=ROWS / EXAMPLES)
 
 
 def test_equal_responses_have_different_hashes() -> None:
-    """Under masks a server that compared them would find where a node's network bends."""
+    """Under masks, equal hashes would show a server where a node's network is not linear."""
     node = Node(TRAINED)
     SumEncoder(node.gate)
 
@@ -322,7 +323,7 @@ def test_equal_responses_have_different_hashes() -> None:
         release_hash_of(1, "gradient"),
     ]
     assert len({*hashes}) == 4
-    assert release_hash_of(1) == hashes[1], "the same, received again, is known again"
+    assert release_hash_of(1) == hashes[1], "an equal response has the same hash"
 
 
 def admitted(node: Node, number: int = 0, content_hash: str = "c0", history_hash: str = "") -> None:
@@ -342,12 +343,12 @@ def test_training_is_charged_at_admission() -> None:
     first, own = charged(node)
     assert first == ("training", "training", -1, {str(STEP): 20})
     assert own == ("predict", "training", 0, {str(STEP): 5, str(CRITIC): 1})
-    assert node.gate.ledger.audit.traffic_totals() == AuditLog().traffic_totals(), "nothing has left"
-    for _ in range(3):  # whatever came of it
+    assert node.gate.ledger.audit.traffic_totals() == AuditLog().traffic_totals(), "nothing has been released"
+    for _ in range(3):  # regardless of the outcome
         admitted(node)
     assert len(charged(node)) == 2
     node.send(0)
-    assert charged(node)[2:] == [("predict", "response", 0, {})], "the release costs nothing more"
+    assert charged(node)[2:] == [("predict", "response", 0, {})], "the release has no further cost"
     node.send(0)
     assert len(charged(node)) == 3
     for other in ({"number": 1}, {"content_hash": "c1"}, {"history_hash": "c0"}):
@@ -411,13 +412,14 @@ def test_release_without_guarantee_voids_budget() -> None:
         "privacy budget: the budget of epsilon 1.5 at delta 1e-05 cannot hold, as 2 releases left without "
         "any guarantee before it was set: start a new run, or set privacy.epsilon = inf"
     )
-    for config in (replace(VOTES, total_epsilon=1.5), replace(VOTES, epsilon=1.5)):  # it is of the data, too
+    # the total budget includes the other run
+    for config in (replace(VOTES, total_epsilon=1.5), replace(VOTES, epsilon=1.5)):
         rule = refusal_rule(config, "two")
         assert "cannot hold, as releases left without any guarantee" in rule
         assert "fedstill audit show lists the runs" in rule
-        assert "zero" not in rule  # a server's run, of which the one that is refused is to learn nothing
+        assert "zero" not in rule  # the name of another server's run, which must not be revealed
     separate = replace(VOTES, epsilon=1.5, total_epsilon=math.inf)
-    assert Node(separate, audit, "two").count_answered(most=1) == 1, "a run of its own is one"
+    assert Node(separate, audit, "two").count_answered(most=1) == 1, "each run has its own budget"
 
 
 # --- the budget of all runs -------------------------------------------------------------------------------
@@ -440,7 +442,7 @@ def test_rejects_invalid_budgets(name: str, value: float) -> None:
 
 
 def test_renamed_run_gains_no_budget() -> None:
-    """The server names runs: epsilon spent in one is spent for all."""
+    """The server names runs: epsilon spent in one run is spent for all."""
     one, audit = replace(VOTES, epsilon=1.5), AuditLog()
     first = Node(one, audit, "one").count_answered()
     assert first > 0
@@ -450,7 +452,7 @@ def test_renamed_run_gains_no_budget() -> None:
         assert Node(config, audit, "one").count_answered() == first
         second = Node(config, audit, "two").count_answered()
         assert second > 0
-    assert second == first, "inf: each run may cost epsilon"
+    assert second == first, "inf: each run may spend epsilon"
 
 
 @pytest.mark.parametrize(
@@ -460,11 +462,11 @@ def test_renamed_run_gains_no_budget() -> None:
         ((2.0, 1e-6), (math.inf, 1e-5)),
         ((4.0, 1e-5), (2.0, 1e-5)),
         ((2.0, 1e-5), (4.0, 1e-5)),
-        ((2.0, 1e-4), (2.2, 1e-9)),  # the larger epsilon asks for more, as its delta is so small
+        ((2.0, 1e-4), (2.2, 1e-9)),  # the larger epsilon needs more noise, as its delta is so small
     ],
 )
 def test_noise_is_calibrated_to_both_budgets(run: tuple[float, float], all_runs: tuple[float, float]) -> None:
-    """Hardly more noise than needed: one of the budgets is nearly used up."""
+    """Little more noise than needed: one of the budgets is nearly used up."""
     config = PATE(epsilon=run[0], delta=run[1], total_epsilon=all_runs[0], total_delta=all_runs[1])
     cost = total_cost(Node(config, times=5).mechanism.run_costs())
     assert cost
@@ -501,7 +503,7 @@ def test_total_delta_above_one_record_is_a_fault() -> None:
 
 
 def test_volume_slices_need_group_protection() -> None:
-    """One slice less changes by what the others of its volume are scaled."""
+    """Removing a slice changes the scaling of the other slices of its volume."""
     images, none = torch.zeros(60, 1, 4, 4), torch.zeros(60, dtype=torch.long)
     by_patient = TensorData(images, none, torch.arange(60) // 6)
     by_height = replace(by_patient, groups=torch.arange(60) % 6)

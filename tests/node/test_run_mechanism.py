@@ -112,7 +112,7 @@ def laplace(noise: float, times: int = 1) -> PrivacyCost:
 
 
 def near(one: PrivacyCost | None, other: PrivacyCost | None) -> None:
-    """The same events, but for rounding."""
+    """Assert that events are equal up to rounding."""
     assert one is not None
     assert other is not None
     mine, theirs = (
@@ -154,7 +154,8 @@ def test_dp_sgd_charges_training_and_not_derived_responses() -> None:
     made = protection("dp-sgd")
     assert made.initial_training_costs() == {"training": gaussian(1.5, 20, rate=0.1)}
     assert response(made) == gaussian(2.0, rate=0.08)  # the critic's step: 8 of 100 records
-    assert response(made, replace(PREDICT_LOGITS, rows=0)) == gaussian(2.0, rate=0.01)  # no rows declared: 1
+    # no declared rows count as 1
+    assert response(made, replace(PREDICT_LOGITS, rows=0)) == gaussian(2.0, rate=0.01)
     assert response(made, PREDICT) == PrivacyCost()
     assert query_cost(made, PREDICT_LOGITS, "gradient", INPUT_GRADIENT, {}) == PrivacyCost()
     assert total_cost(made.run_costs()) == (
@@ -170,7 +171,7 @@ def test_dp_sgd_charges_training_and_not_derived_responses() -> None:
 def test_pate_charges_votes_and_gradients_not_training() -> None:
     made = protection("pate")
     assert made.initial_training_costs() == {"training": PrivacyCost()}
-    # sqrt(2) votes a row, 8 rows; and the critic's step
+    # sqrt(2) votes per row, 8 rows; and the critic's step
     near(response(made), gaussian(5 / math.sqrt(2 * 8)) + gaussian(2.0, rate=0.08))
     near(response(made, PREDICT), gaussian(5 / 4))
     near(
@@ -213,12 +214,12 @@ def test_counts_cost_one_event_under_every_mechanism(mechanism: str) -> None:
     assert query_cost(protection(mechanism, counts_noise=0.0), COUNT, "response", shapes, {}) is None
     assert query_cost(protection(mechanism, group_size=5), COUNT, "response", shapes, {}) == laplace(2.0)
     assert query_cost(protection(mechanism), COUNT, "response", {"sizes": ()}, {}) == PrivacyCost(), (
-        "their sum follows"
+        "sizes follow from label counts"
     )
 
 
 class Maps(Classification):
-    """As if each pixel had a class."""
+    """Classification whose targets are maps."""
 
     name = "segmentation"
     kind: ClassVar[TargetKind] = "map"  # type: ignore[assignment]
@@ -231,24 +232,24 @@ MAPS = Maps(CLASSES)
 def test_teachers_vote_for_one_class_only(task: Task) -> None:
     with pytest.raises(QueryRefused, match=f"teachers vote for one class.*{task.name}"):
         protection("pate", task=task)
-    assert protection("pate", count_labels(task), task=task).protects, "numbers of examples are no votes"
+    assert protection("pate", count_labels(task), task=task).protects, "label counts are not votes"
 
 
 def test_summed_votes_have_no_guarantee() -> None:
-    """A teacher more or less moves the logarithm of each class's share, and not two of them by one vote."""
+    """One teacher changes the logarithm of each class's share, not two of them by one vote."""
     summed = replace(PREDICT, sums=dict.fromkeys(PREDICT.releases, "mean"))
     with raises_refused("privacy", "votes", "sums"):
         protection("pate", summed)
-    protection("noisy-outputs", summed)  # bounds and noises whatever it is
+    protection("noisy-outputs", summed)  # this mechanism bounds and noises any numbers
 
 
 def test_custom_methods_votes_have_no_guarantee() -> None:
-    """It may sharpen them: then one teacher more or less moves a row by all of them, and not by one vote."""
+    """It may sharpen votes, so that one teacher changes a row by more than one vote."""
     made = protection("pate", PREDICT_LOGITS, plugin="lab")
     assert response(made, PREDICT_LOGITS) is None
     near(
         query_cost(made, PREDICT_LOGITS, "gradient", INPUT_GRADIENT), gaussian(3 / (2 * math.sqrt(8)))
-    )  # of all teachers
+    )  # mean of all teachers
     untrained = replace(PREDICT_LOGITS, trains=())
     for other in ("dp-sgd", "noisy-outputs"):
         logits = {"logits": SHAPES["logits"]}
@@ -290,7 +291,9 @@ def test_record_maps_and_images_have_no_guarantee(
     assert refused is not None
     assert f"gives no guarantee for {kind}; " in refused
     assert advice in refused
-    assert no_guarantee_reason(protection(mechanism, revealed, task=MAPS), revealed) is None, "no budget"
+    assert no_guarantee_reason(protection(mechanism, revealed, task=MAPS), revealed) is None, (
+        "no budget is set"
+    )
 
 
 @pytest.mark.parametrize(
@@ -316,7 +319,7 @@ def test_gradients_of_record_comparisons_depend_on_records() -> None:
         query = replace(compared, depends_on_records=reads)
         made = protection("dp-sgd", query, task=MAPS)
         assert query_cost(made, query, "gradient", INPUT_GRADIENT) is None, (
-            "though its critic was trained with DP-SGD"
+            "DP-SGD training of the critic does not cover it"
         )
         noisy = protection("noisy-outputs", query, task=MAPS)
         near(query_cost(noisy, query, "gradient", INPUT_GRADIENT), gaussian(3 / (2 * math.sqrt(8))))
@@ -367,7 +370,7 @@ def test_unknown_network_outputs_have_no_guarantee() -> None:
 
 
 def test_without_noise_there_is_no_guarantee() -> None:
-    config: dict[str, Any] = {}  # no noise given, and no epsilon to find it from
+    config: dict[str, Any] = {}  # without given noise and without an epsilon to calibrate it
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         assert total_cost(protection(mechanism, config=config).run_costs()) is None
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
@@ -386,7 +389,7 @@ def test_training_in_rounds_costs_the_same() -> None:
     ]
     assert rounds == [gaussian(1.5, 5, rate=0.1)] * 4
     assert made.run_costs() == {"training": gaussian(1.5, 20, rate=0.1), "other": PrivacyCost()}
-    # Fewer steps than rounds: each takes one all the same.
+    # Fewer steps than rounds: each round still takes one.
     small = protection("dp-sgd", TRAIN, initial_training=None, examples=5)
     assert query_cost(small, TRAIN, "response", {}, {"span": torch.tensor(3)}) == gaussian(1.5)
     assert small.run_costs()["training"] == gaussian(1.5, 4)
@@ -399,10 +402,10 @@ def test_frozen_models_cost_no_training() -> None:
 
 
 def test_more_rounds_than_steps_cost_one_step_each() -> None:
-    """As in FedMD with transfer learning, where queries train in parts of a round's length."""
+    """FedMD with transfer learning does this: its queries train for parts of a round's length."""
     alone = replace(TRAIN, name="alone", times=1, span=lambda sent: Span(0, 30, 34))
     rounds = replace(TRAIN, span=lambda sent: Span.part(int(sent["span"]), 4, offset=30))
-    made = protection("dp-sgd", alone, rounds)  # 20 steps, if it is taken in one go
+    made = protection("dp-sgd", alone, rounds)  # 20 steps if trained in one part
     taken = [made.training_costs(alone, {})["training"]]
     taken += [made.training_costs(rounds, {"span": torch.tensor(t)})["training"] for t in range(4)]
     assert sum((cost for cost in taken if cost), PrivacyCost()) == gaussian(1.5, 34, rate=0.1)
@@ -433,7 +436,7 @@ def test_calibrated_noise_uses_whole_epsilon(mechanism: str, most: float, accoun
 
 
 def test_charges_match_calibrated_epsilon() -> None:
-    """The costs of all releases of a run add up to the epsilon that the noise was calibrated to."""
+    """The costs of all releases of a run add up to the calibrated epsilon."""
     made = protection("pate", config=FREE, epsilon=4.0)
     charged = PrivacyCost()
     for cost in [
@@ -454,7 +457,7 @@ def test_given_noise_is_kept_in_calibration() -> None:
     assert made.noise_levels["training"] > 0
     less = protection("dp-sgd", config=dict(FREE, critic=DPTrainingConfig(noise=1.5)), epsilon=4.0)
     assert less.noise_levels["training"] > made.noise_levels["training"], (
-        "epsilon of the critic is not available to the model"
+        "the epsilon of the critic is not available to the model"
     )
 
 
@@ -489,7 +492,7 @@ def test_query_without_declared_dependence_is_refused() -> None:
 
 
 def test_statement_names_plug_in_whose_declarations_it_assumes() -> None:
-    """Nothing here shows that one record moves its counts by one."""
+    """The library cannot verify that one record changes the plug-in's counts by one."""
     assumed = PLUGIN_METHOD_TEXT.format(name="lab:Method")
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         assert assumed in protection(mechanism, COUNT, plugin="lab:Method").statement().assumes
@@ -511,7 +514,7 @@ def test_budget_refusal_names_kinds_without_guarantee() -> None:
         "privacy: a budget is set, and mechanism pate gives no guarantee for logit range; "
         "with a bound fixed in advance (method.z_max) none is released"
     )
-    assert no_guarantee_reason(protection("pate", rated), rated) is None, "without a budget everyone may"
+    assert no_guarantee_reason(protection("pate", rated), rated) is None, "allowed without a budget"
     assert no_guarantee_reason(protection("pate", rated, total_epsilon=5.0), rated) is not None
     bare = protection("none", PREDICT_LOGITS, epsilon=5.0)
     assert "for critic, gradients, logits; privacy.mechanism names one" in str(
@@ -519,7 +522,7 @@ def test_budget_refusal_names_kinds_without_guarantee() -> None:
     )
 
 
-# --- noise is keyed -----------------------------------------------------------------------------------
+# --- keyed noise ------------------------------------------------------------------------------------------
 
 
 def test_noise_needs_setup_hash() -> None:
@@ -558,7 +561,7 @@ def test_statement_holds_mechanism_unit_noise_and_rules() -> None:
         "pld",
     )
     assert statement.unit == "all records of one group, 2 at most, added or removed"
-    # Given levels are stated as they are.
+    # Given levels are stated unchanged.
     assert {**statement.noise}.items() >= {"pate": 5.0, "gradients": 3.0, "critic": 2.0}.items()
     assert "logits of predict_logits: all votes of 20 teachers, Gaussian noise 5" in statement.rules
     assert "counts of count_labels: Laplace noise of scale 10 on each count" in statement.rules
@@ -579,14 +582,14 @@ def test_statement_without_mechanism() -> None:
 
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
 def test_unknown_network_is_not_trained_under_mechanism(mechanism: Any) -> None:
-    taught = replace(PREDICT_LOGITS, trains=("critic", "dreamer"))
+    changed = replace(PREDICT_LOGITS, trains=("critic", "dreamer"))
     with raises_refused("privacy", "dreamer", "noise"):
-        protection(mechanism, taught)
-    assert protection("none", taught) is not None
+        protection(mechanism, changed)
+    assert protection("none", changed) is not None
 
 
 def test_seal_depends_on_secret() -> None:
-    """Other inputs of the seal are files of the run; these alone allow no guessing and checking of values."""
+    """Other inputs of the seal are in the run's files, and would allow values to be guessed and checked."""
 
     def noisy(secret: int, salt: str = "") -> PrivacyMechanism:
         like = protection("dp-sgd")

@@ -1,4 +1,4 @@
-"""Masks: they cancel in the sum of all and in no other; what a lying server learns; who adds with whom."""
+"""Masks cancel in the full sum only, reveal nothing to malicious servers, and need known nodes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def refused(rule: str) -> pytest.RaisesExc[QueryRefused]:
     return pytest.raises(QueryRefused, match=rule)
 
 
-# --- a sum of all ------------------------------------------------------------------------------------
+# --- the full sum ------------------------------------------------------------------------------------
 
 
 def test_masks_cancel_only_in_full_sum(party: Party) -> None:
@@ -98,7 +98,7 @@ def test_mask_is_random_and_never_repeats(party: Party) -> None:
 
 @pytest.mark.parametrize("lie", ["content", "members", "number"])
 def test_different_inputs_break_sum(party: Party, lie: str) -> None:
-    """A server that sends one node the real query and all others one whose answer it knows."""
+    """A server sends one node the real query, and all others one with a known response."""
     received = {
         "content": [(SumRequest(1, NAMES), "x"), *[(SumRequest(1, NAMES), "y")] * 3],
         "members": [
@@ -114,7 +114,7 @@ def test_different_inputs_break_sum(party: Party, lie: str) -> None:
     assert (read(added) - party.true(NAMES)).abs().min() > 1
 
 
-# --- a sum that is read without those who fail --------------------------------------------------------
+# --- sums without failed nodes ------------------------------------------------------------------------
 
 
 def test_survivors_sum_is_read_and_late_response_stays_masked(party: Party) -> None:
@@ -135,11 +135,11 @@ def test_survivors_sum_is_read_and_late_response_stays_masked(party: Party) -> N
         ring -= mask_sign(name, "n3") * mask_tensor(bytes.fromhex(keys[name]["n3"]), 0, ring.shape)
     assert torch.equal(from_ring(ring), party.true(remaining))
 
-    late = added["n3"]["z"].clone()  # with all that the survivors revealed of its masks taken away
+    late = added["n3"]["z"].clone()  # without all masks that the survivors revealed
     for name in remaining:
         late -= mask_sign("n3", name) * mask_tensor(bytes.fromhex(keys[name]["n3"]), 0, late.shape)
     assert (from_ring(late) - party.values["n3"]).abs().min() > 1
-    with refused("not all survivors"):  # and what covers it is not revealed by itself
+    with refused("not all survivors"):  # and the node does not reveal the mask that remains
         party.masks["n3"].reveal_mask_keys(1, {})
     party.masks["n3"].confirm_survivors(1, NAMES)
     with refused("not all survivors"):
@@ -195,15 +195,15 @@ def test_agreement_code_is_for_one_receiver_and_sum(party: Party) -> None:
     assert set(party.masks["n0"].reveal_mask_keys(1, right)) == {"n0"}
 
 
-# --- who is asked, and how often ----------------------------------------------------------------------
+# --- repeated requests -----------------------------------------------------------------------------------
 
 
 def test_numbers_and_masks_are_used_once(party: Party) -> None:
-    """Two answers under one mask are, one less the other, bare."""
+    """The difference of two responses under one mask is not masked."""
     call = SumRequest(5, NAMES)
     first = party.added("n0", call)
 
-    assert torch.equal(party.masked("n0", call)["z"], first["z"])  # the disk was full, say
+    assert torch.equal(party.masked("n0", call)["z"], first["z"])  # as after a full disk
     with refused("another sum"):
         party.masked("n0", call, "other content")
     for again in (call, SumRequest(4, NAMES), SumRequest(5, NAMES[:3])):
@@ -215,14 +215,15 @@ def deploy(party: Party) -> list[Deployed]:
     return [Deployed(party.masks[name], torch.tensor([[1.0, 2.0]])) for name in NAMES]
 
 
-def test_server_that_asks_twice_gets_the_same_bytes_or_a_refusal(party: Party) -> None:
-    """Two payloads under one mask differ by the payloads alone."""
+def test_repeated_query_gets_the_same_bytes_or_a_refusal(party: Party) -> None:
+    """The difference of two payloads under one mask reveals their difference."""
     node, call, other = deploy(party)[0], SumRequest(1, NAMES), SumRequest(2, NAMES)
     first = node.respond(0, 0.0, call)
 
     assert torch.equal(node.respond(0, 0.0, call), first)
     assert node.calls == 1
-    with pytest.raises(QueryMismatch):  # the same query for another sum: the same response under two masks
+    # the same query for another sum would release the same response under two masks
+    with pytest.raises(QueryMismatch):
         node.respond(0, 0.0, other)
     with pytest.raises(QueryMismatch):
         node.respond(0, 0.5, call)
@@ -237,7 +238,7 @@ def test_server_that_asks_twice_gets_the_same_bytes_or_a_refusal(party: Party) -
 
 
 def test_response_without_a_sum_is_refused_before_it_is_computed(party: Party) -> None:
-    """A server's method may declare no sums in a run whose plan has secure aggregation."""
+    """A server's method may declare no sums in a run with secure aggregation."""
     node = Deployed(party.masks["n0"], torch.tensor([[1.0, 2.0]]), weighting=None)
 
     assert node.sums.rules_by_refused_query() == {"predict": UNMASKED}
@@ -247,8 +248,8 @@ def test_response_without_a_sum_is_refused_before_it_is_computed(party: Party) -
     assert node.calls == 0
 
 
-def test_release_that_the_disk_refused_is_masked_once(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The audit log could not be written; the server repeats its query, for this sum or another one."""
+def test_release_is_masked_once_after_disk_error(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audit log cannot be written; the server repeats its query, for this sum or another one."""
     nodes, call = deploy(party), SumRequest(1, NAMES)
     node, encoded = nodes[0], list[torch.Tensor]()
     encode = node.sums.encode
@@ -273,7 +274,7 @@ def test_release_that_the_disk_refused_is_masked_once(party: Party, monkeypatch:
 
 
 def test_masks_depend_on_output_gradients(party: Party) -> None:
-    """A server that sends one node other gradients than the rest reads no sum."""
+    """A server that sends one node other gradients cannot read the sum."""
     for first, is_read in ((0.5, True), (0.75, False)):
         number, nodes = (1 if is_read else 3), deploy(party)
         parts = []
@@ -286,7 +287,7 @@ def test_masks_depend_on_output_gradients(party: Party) -> None:
 
 
 def test_masks_depend_on_a_query_that_failed_at_one_node(party: Party) -> None:
-    """Its networks may have changed, which the others' did not."""
+    """Its networks may have changed, unlike the others'."""
     nodes = deploy(party)
     nodes[0].fails = True
     with pytest.raises(RuntimeError, match="half-way"):
@@ -314,7 +315,7 @@ def test_masks_depend_on_a_query_that_failed_at_one_node(party: Party) -> None:
 def test_no_mask_serves_two_payloads(
     steps: list[tuple[str, int, float, int | None]], shared_party: Party
 ) -> None:
-    """Whatever a server sends in any order: two released tensors with the same mask are the same release."""
+    """For any order of requests, two released tensors with the same mask are the same release."""
     masks = shared_party.start_node("n0")
     masks.exchange_keys({**shared_party.cards, "n0": masks.make_key_card()})
     node, payloads = Deployed(masks, torch.tensor([[1.0, 2.0]])), dict[bytes, bytes]()
@@ -342,29 +343,28 @@ def test_no_mask_serves_two_payloads(
 
 
 def respond(masks: SumMasks, call: SumRequest, z: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return what a node with response z sends, through its gate and its encoder."""
+    """Return the masked response of a node with response z, released through its gate and encoder."""
     return {"z": Deployed(masks, z).respond(0, 0.0, call)}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
 def test_response_that_cannot_be_added_corrupts_sum(party: Party, value: float) -> None:
-    """Else a server learned how large one node's answers are, place by place; and from zeros in its place the
-    others' sum."""
+    """Otherwise a server would learn the size of one node's response, or the sum of the others."""
     totals = []
     for call in (SumRequest(1, NAMES), SumRequest(2, NAMES)):
         z = {name: torch.tensor([[1.0, value if name == "n0" else 2.0]]) for name in NAMES}
         totals.append(read([respond(party.masks[name], call, z[name]) for name in NAMES]))
     for sums in totals:
         assert bool(sums.isfinite().all())
-        assert abs(sums[0, 0] - 4.0) > 1.0, "in no other place can it be read either"
-        assert abs(sums[0, 1] - 6.0) > 1.0, "the sum of the others"
+        assert abs(sums[0, 0] - 4.0) > 1.0, "valid entries are corrupted too"
+        assert abs(sums[0, 1] - 6.0) > 1.0, "the sum of the other nodes is not revealed"
     assert bool((totals[0] != totals[1]).all())
 
 
 def test_exhausted_node_corrupts_all_sums(
     party: Party,
 ) -> None:
-    """With corrupted sums, a server that chooses inputs learns response sizes; a refusal names its node."""
+    """Corrupted sums show a server how large responses to its inputs are; a refusal would name the node."""
 
     def sum_responses(number: int, large: bool = False) -> torch.Tensor:
         z = {name: torch.tensor([[1.0, 1e30 if large and name == "n0" else 2.0]]) for name in NAMES}
@@ -374,7 +374,7 @@ def test_exhausted_node_corrupts_all_sums(
     assert sum_responses(1).tolist() == [[4.0, 8.0]]
     sum_responses(2, large=True)
     assert party.masks["n0"].history.corrupted == 1
-    assert abs(sum_responses(3)[0, 0] - 4.0) > 1.0, "though it could be added"
+    assert abs(sum_responses(3)[0, 0] - 4.0) > 1.0, "although it could be added"
     party.masks["n0"] = party.start_node("n0")  # for another run
     party.cards["n0"] = party.masks["n0"].make_key_card()
     for masks in party.masks.values():
@@ -408,7 +408,7 @@ def test_excluded_member_is_refused_across_processes(tmp_path: Path) -> None:
 
     with refused(r"without n3, .* unless its owner sets sums_may_differ"):
         party.added("n0", SumRequest(2, NAMES[:3]))
-    party.masks["n0"] = party.start_node("n0")  # for another run, maybe: its model may be the same
+    party.masks["n0"] = party.start_node("n0")  # possibly for another run with the same model
     party.cards["n0"] = party.masks["n0"].make_key_card()
     party.masks["n0"].exchange_keys(party.cards)
     with refused("without n3"):
@@ -450,7 +450,7 @@ def test_damaged_sum_history_gives_error(text: str, tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sets(st.integers(0, 8), min_size=3), min_size=1, max_size=6))
 def test_no_combination_of_sums_reveals_two_nodes(sets: list[set[int]]) -> None:
-    """No linear combination of the sums that nodes allow is a sum over one or two of them alone."""
+    """No linear combination of the allowed sums is a sum over only one or two nodes."""
     histories = {node: SumHistory(Path("none.json")) for node in range(9)}
     let = []
     for members in sets:
@@ -465,16 +465,16 @@ def test_no_combination_of_sums_reveals_two_nodes(sets: list[set[int]]) -> None:
         assert np.linalg.matrix_rank(rows) == np.linalg.matrix_rank(others)
 
 
-# --- cards -------------------------------------------------------------------------------------------
+# --- key cards -------------------------------------------------------------------------------------------
 
 
 def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
     masks = party.masks["n0"]
-    stranger = Party(tmp_path / "elsewhere")
+    other_party = Party(tmp_path / "elsewhere")
     party.authority.write(tmp_path / "old", "n1", days=-1)
     expired = made(tmp_path / "old", "n1")
     for card, rule in (
-        (stranger.cards["n1"], "not issued by this federation's authority"),
+        (other_party.cards["n1"], "not issued by this federation's authority"),
         (party.cards["n2"], "its certificate names"),
         (expired.make_key_card(), "has expired"),
         (b"{}", "it is not a card"),
@@ -485,7 +485,7 @@ def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
     other = made(tmp_path / "n1", "n1", "two")
     with refused("signature"):  # a card of another run
         masks.exchange_keys({**party.cards, "n1": other.make_key_card()})
-    for name, role in (("server", ""), ("n1", "admin")):  # which the server has, of the same authority
+    for name, role in (("server", ""), ("n1", "admin")):  # kits of the server's own, from the same authority
         party.authority.write(tmp_path / f"own-{name}", name, role=role)
         own = made(tmp_path / f"own-{name}", name)
         with refused("not a node's"):
@@ -503,7 +503,7 @@ def test_forged_cards_are_refused(party: Party, tmp_path: Path) -> None:
 
 
 def test_weights_are_first_released_counts() -> None:
-    """Else noise leaves one node alone with any of a class that nobody has: the sum is that node's answer."""
+    """With noise, one node alone could have examples of a class, and the sum would be its response."""
     count = Query(lambda node, **_: {}, releases={"n": LABEL_COUNTS}, sums={"n": "sum"}, name="count")
     for protects, expected in ((False, [0.0, 7.0]), (True, [1.0, 7.0])):
         gate = Gate("n0", PolicyConfig(), AuditLog(), "one")
@@ -517,22 +517,22 @@ def test_weights_are_first_released_counts() -> None:
 
 
 def test_counts_are_equal_in_all_runs(tmp_path: Path) -> None:
-    """The difference of two sums of one form is one node's response, where its data grew in between."""
+    """If data grew in between, the difference of two sums of one form would be one node's response."""
     party, home = Party(tmp_path, policy=PolicyConfig()), tmp_path / "n0"
     counts = torch.tensor([3.0, 5.0])
     for _ in range(2):
         party.masks["n0"].check_weights("counts", counts)
-    other = made(home, "n0", "two", PolicyConfig())  # another process, and run
+    other = made(home, "n0", "two", PolicyConfig())  # another process and another run
     other.check_weights("counts", counts)
     other.check_weights("size", counts.sum())
     for changed in (counts + 1, counts.flip(0)):
         with refused("counts differ from those of its earlier sums"):
             other.check_weights("counts", changed)
-    made(home, "n0").check_weights("counts", counts + 1)  # its owner allows it
+    made(home, "n0").check_weights("counts", counts + 1)  # this owner allows it
 
 
 def test_responses_are_added_as_one_statistic_with_one_weighting(tmp_path: Path) -> None:
-    """The logits of three nodes, with equal weights, by size and by counts, are three equations for three."""
+    """Logits of three nodes, weighted equally, by size and by counts, are three equations for them."""
     party = Party(tmp_path, policy=PolicyConfig())
     equally, by_size = {"outputs": "logits by mean"}, {"outputs": "logits by size"}
 
@@ -551,16 +551,16 @@ def test_responses_are_added_as_one_statistic_with_one_weighting(tmp_path: Path)
         add(8, equally)
     with refused("would add parameters by mean"):
         add(9, {"parameters": "parameters by mean"})
-    party.masks["n0"] = made(tmp_path / "n0", "n0")  # its owner allows other forms
+    party.masks["n0"] = made(tmp_path / "n0", "n0")  # this owner allows other forms
     party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].make_key_card()})
     add(10, equally)
-    party.masks["n0"].policy = PolicyConfig()  # and no longer
+    party.masks["n0"].policy = PolicyConfig()  # and withdraws the permission
     for number, forms in enumerate((by_size, equally), 11):
         with refused("both could reveal single responses"):
             add(number, forms)
 
 
-TRAPS = [  # statistics of one response that a server could name
+TRAPS = [  # statistics of one response that a server could request
     ("logits", "log_probs", "size"),
     ("logits", "log_probs", "mean"),
     ("logits", "log_probs", "counts"),
@@ -602,7 +602,7 @@ def build_node_side(trap: Trap, name: str) -> NodeSide:
 def test_no_sequence_of_queries_determines_a_nodes_response(
     requests: list[tuple[Trap, str, bool]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Whatever a server asks about one input, in any order and number, over restarts of the node."""
+    """For any queries of one input, in any order and number, and across restarts of the node."""
     home, members = tmp_path_factory.mktemp("node"), NAMES[:3]
     cohort, added = SumHistory(home / SUM_HISTORY_FILE), list[Trap]()
     for trap, name, restarted in requests:
@@ -620,7 +620,7 @@ def test_no_sequence_of_queries_determines_a_nodes_response(
 
 
 def test_two_statistics_of_three_responses_determine_them() -> None:
-    """The reason for the rule: with two classes, the responses of three nodes are solved from such sums."""
+    """The reason for the rule: with two classes, such sums determine the responses of three nodes."""
     z = torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     one, other = ("logits", "log_probs", "size"), ("my_lab: entropies", "my_lab", "size")
     for traps, free in (([one], 1), ([one, other], 0)):
@@ -628,7 +628,7 @@ def test_two_statistics_of_three_responses_determine_them() -> None:
         assert [free_directions(J.flatten(1), k, 3, 2) for k in range(3)] == [free] * 3
 
 
-# --- failed writes, and sums that were not admitted ---------------------------------------------------
+# --- failed writes, and sums without admission --------------------------------------------------------
 
 
 @pytest.fixture
@@ -644,7 +644,7 @@ def admitted(tmp_path: Path) -> tuple[SumMasks, SumRequest]:
     return masks, request
 
 
-def test_repeated_request_records_what_a_full_disk_did_not_take(
+def test_repeated_request_records_entry_lost_to_full_disk(
     admitted: tuple[SumMasks, SumRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     masks, request = admitted
@@ -673,7 +673,7 @@ def test_repeated_request_records_what_a_full_disk_did_not_take(
     assert after_restart.corrupted == 1
 
 
-def test_no_mask_for_other_members_than_were_admitted(admitted: tuple[SumMasks, SumRequest]) -> None:
+def test_masks_are_for_admitted_members_only(admitted: tuple[SumMasks, SumRequest]) -> None:
     masks, request = admitted
     for members in (("a",), ("a", "b", "d")):
         with pytest.raises(QueryRefused):
@@ -681,8 +681,8 @@ def test_no_mask_for_other_members_than_were_admitted(admitted: tuple[SumMasks, 
     masks.mask_function(request, "q", ("hash", ""))
 
 
-def test_a_kept_response_without_its_sum_is_refused(admitted: tuple[SumMasks, SumRequest]) -> None:
-    """A computation that fails after its response was kept has no sum that a repeated query may name."""
+def test_stored_response_without_its_sum_is_refused(admitted: tuple[SumMasks, SumRequest]) -> None:
+    """A computation that fails after its response was cached has no sum that a repeated query could name."""
     masks, request = admitted
     releases = MaskedReleases(masks, Gate("a", LOSSES, AuditLog()), NodeSide({}, setting=SETTING))
     kept: Any = SimpleNamespace(has_responded=lambda number: number == 3)

@@ -1,4 +1,4 @@
-"""Stacked networks compute what each computes by itself."""
+"""Stacked networks compute the same as each network alone."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_stacked_outputs_gradients_and_buffers_match_modules(name: str, training
     alone = copy.deepcopy(modules)
     stacked = StackedModules(modules)
     stacked.train(training)
-    for turn in range(2):
-        x = random(G, B, 1, 8, 8, seed=turn).requires_grad_()
+    for step in range(2):
+        x = random(G, B, 1, 8, 8, seed=step).requires_grad_()
         outputs = stacked(x)
         (grad,) = torch.autograd.grad(outputs.square().sum(), x)
         for row, module in enumerate(alone):
@@ -39,7 +39,7 @@ def test_stacked_outputs_gradients_and_buffers_match_modules(name: str, training
             expected = module.train(training)(mine)
             close(outputs[row], expected)
             close(grad[row], torch.autograd.grad(expected.square().sum(), mine)[0])
-    same_state(modules, alone)  # batch norm's running statistics moved, or did not
+    same_state(modules, alone)  # including running statistics of batch norm
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -53,8 +53,8 @@ def test_stacked_steps_equal_single_steps(name: str, optimizer: str) -> None:
     own = [OPTIMIZERS[optimizer](module) for module in alone]
     group = NodeGroup(nodes)
     group.module("model").train(True)
-    for turn, active in enumerate((G, G, 2, 2, 1, 1)):  # nodes that are done fall off the end
-        x = random(active, B, 1, 8, 8, seed=turn)
+    for step, active in enumerate((G, G, 2, 2, 1, 1)):  # nodes that have finished are removed from the end
+        x = random(active, B, 1, 8, 8, seed=step)
         losses = group.module("model")(x).square().flatten(1).mean(1)
         group.step("model", losses)
         for row in range(active):

@@ -1,4 +1,4 @@
-"""Accountants against closed forms, published results and dp-accounting; a server that stops adaptively."""
+"""Accountants against closed forms, published results and dp-accounting, and adaptive stopping."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gaussian(noise: float, rate: float = 1.0, group: int = 1) -> Event:
 
 
 def balle_wang(noise: float, delta: float) -> float:
-    """Theorem 8 of Balle and Wang (2018), solved for epsilon."""
+    """Return epsilon by Theorem 8 of Balle and Wang (2018)."""
 
     def excess(e: float) -> float:
         a, b = 1 / (2 * noise), e * noise
@@ -73,7 +73,7 @@ def test_no_events_cost_nothing(accountant: accounting.Accountant) -> None:
     assert compute_epsilon({}, 0.0, accountant) == 0
 
 
-# --- published figures ---------------------------------------------------------------------------
+# --- published results ---------------------------------------------------------------------------
 
 
 def test_matches_published_epsilons() -> None:
@@ -100,7 +100,7 @@ def test_sampled_rdp_curve_matches_dp_accounting(noise: float, rate: float) -> N
     assert whole.sum() == 66
     assert ours[whole] == pytest.approx(theirs[whole], rel=1e-6)
     assert (ours <= theirs * (1 + 1e-6) + 1e-13).all()
-    assert (np.diff(ours) >= -1e-12).all()  # and so between the whole orders it cannot be far off either
+    assert (np.diff(ours) >= -1e-12).all()  # monotonic, so values between integer orders cannot differ much
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_epsilon_is_monotonic_in_events_delta_and_noise(
 ) -> None:
     for accountant in ("pld", "rdp"):
         cost = compute_epsilon(spent, delta, accountant)
-        slack = 1e-3 * cost + 1e-9  # of the grids, which are not the same
+        slack = 1e-3 * cost + 1e-9  # the grids differ
         assert (
             compute_epsilon({**spent, further: spent.get(further, 0) + 1}, delta, accountant) >= cost - slack
         )
@@ -285,7 +285,7 @@ def test_rejects_invalid_delta(delta: float) -> None:
 
 @pytest.mark.parametrize(("each", "times"), [(2.0, 1), (0.5, 10), (0.1, 300)])
 def test_pure_events_are_bounded_by_randomized_response(each: float, times: int) -> None:
-    """Reference: several responses that are right with odds of e^each."""
+    """The reference composes binary randomized responses with log-odds ``each``."""
     right, counts = 1 / (1 + math.exp(-each)), np.arange(times + 1)
     with_it, without = stats.binom.pmf(counts, times, right), stats.binom.pmf(counts, times, 1 - right)
 
@@ -301,11 +301,11 @@ def test_pure_events_are_bounded_by_randomized_response(each: float, times: int)
 
 
 def test_little_noise_keeps_grid_small() -> None:
-    """A node can report any cost, for which the server once took 17 GB."""
+    """A node can report any cost; the grid of this one once took 17 GB on the server."""
     cost = {Event("gaussian", 0.3, rate=1e-9): 1}
     bound = compute_epsilon(cost, 1e-5, "rdp")
     step = accounting.discretization_interval(cost, bound)
-    # Its losses reach from about -1 / (2 noise^2) - 12 / noise to as much above.
+    # The losses lie between plus and minus (1 / (2 noise^2) + 12 / noise), approximately.
     assert 2 * (1 / (2 * 0.3**2) + 12 / 0.3) / step < 2**21
     assert compute_epsilon(cost, 1e-5) <= bound
 
@@ -324,15 +324,16 @@ DELTA, STEP = 1e-5, 0.002
 
 
 def delta_at_stopping(accountant: Accountant) -> float:
-    """Delta at the epsilon that is spent, for the best of servers that may stop after any of some looks.
+    """Return delta at the spent epsilon for an optimal server that may stop after any of several releases.
 
-    After answers of Gaussian noise that cost mu^2 = t in all, the log likelihood ratio L is normal with mean
-    t / 2 and variance t; who stops there at epsilon e gains max(0, 1 - exp(e - L)). By backward induction.
+    Releases with Gaussian noise and total cost mu^2 = t have a log likelihood ratio L that is normal with
+    mean t / 2 and variance t. Stopping at that point with epsilon e yields max(0, 1 - exp(e - L)). The value
+    of the optimal stopping rule is computed by backward induction.
     """
-    looks, spent = [], []
+    stops, spent = [], []
     t = 1e-4
     while (cost := compute_epsilon({Event("gaussian", 1 / math.sqrt(t)): 1}, DELTA, accountant)) <= 3:
-        looks.append(t)
+        stops.append(t)
         spent.append(cost)
         t *= 1.15
     L = np.arange(-14, 14, STEP)
@@ -343,10 +344,10 @@ def delta_at_stopping(accountant: Accountant) -> float:
         return density / density.sum()
 
     value = np.zeros_like(L)
-    for k in range(len(looks) - 1, -1, -1):
+    for k in range(len(stops) - 1, -1, -1):
         gain = np.maximum(0, -np.expm1(np.minimum(spent[k] - L, 0)))
         value = np.maximum(gain, value)
-        more = looks[k] - (looks[k - 1] if k else 0.0)
+        more = stops[k] - (stops[k - 1] if k else 0.0)
         later = np.interp(L + more / 2, L, value, left=0, right=1)
         value = np.where(L > 12, later, np.clip(fftconvolve(later, weights(more), mode="same"), 0, 1))
     return float(np.interp(0.0, L, value))

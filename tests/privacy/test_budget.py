@@ -1,4 +1,4 @@
-"""Budgets: refusals, their texts, and rare calls of the accountant; formatted epsilons by hand."""
+"""Budgets: refusals and their messages, number of accountant calls, and formatted epsilons by hand."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ SAMPLED = PrivacyCost({Event("gaussian", 2.0, rate=0.02): 5})
 
 
 def spend(limit: Budget, costs: Sequence[PrivacyCost], at_most: int = 100_000) -> tuple[PrivacyCost, int]:
-    """Charge costs in turn until the budget refuses; return the total and the number of charges."""
+    """Charge the costs cyclically until the budget refuses; return the total and the number of charges."""
     spent = PrivacyCost()
     for number in range(at_most):
         cost = costs[number % len(costs)]
@@ -112,7 +112,7 @@ steps = st.lists(st.sampled_from([LAPLACE, GAUSSIAN, SAMPLED, PrivacyCost(LAPLAC
 @settings(max_examples=12, deadline=None)
 @given(steps, st.sampled_from([0.7, 1.5]), st.lists(st.integers(0, 24), max_size=3))
 def test_budget_agrees_with_accountant(costs: list[PrivacyCost], limit: float, others: list[int]) -> None:
-    """For any order of costs, and with charges of another process in between."""
+    """Costs come in any order, with charges of another process in between."""
     budget_ = Budget(limit, 1e-5)
     spent = PrivacyCost()
     for number, cost in enumerate(costs):
@@ -162,7 +162,7 @@ def test_unprotected_cost_never_fits() -> None:
 
 def test_infinite_budget_computes_and_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> float:
-        raise AssertionError("it was computed")
+        raise AssertionError("epsilon was computed")
 
     monkeypatch.setattr(budget, "compute_epsilon", never)
     monkeypatch.setattr(budget, "is_within_epsilon", never)
@@ -173,7 +173,7 @@ def test_infinite_budget_computes_and_refuses_nothing(monkeypatch: pytest.Monkey
 
 
 def test_refusal_names_remaining_and_total_epsilon() -> None:
-    """Laplace of scale 1 at delta 1e-3: 1 - 0.002; two of them: 2 - 2 * ... by the accountant."""
+    """Laplace noise of scale 1 at delta 1e-3 costs 1 - 0.002; the accountant computes the cost of two."""
     event = Event("laplace", 1.0)
     budget_ = Budget(1.5, 1e-3)
     with pytest.raises(BudgetExceeded) as caught:
@@ -197,7 +197,7 @@ def test_repeated_refusal_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
         budget_.check(spent, cost)
 
     def never(*_: object) -> float:
-        raise AssertionError("it was computed")
+        raise AssertionError("epsilon was computed")
 
     monkeypatch.setattr(budget, "compute_epsilon", never)
     monkeypatch.setattr(budget, "is_within_epsilon", never)
@@ -213,7 +213,7 @@ def test_remaining_is_never_negative() -> None:
 
 
 def test_smaller_spending_after_first_check() -> None:
-    """A second run that has spent less is checked by its own amounts."""
+    """Costs are checked against the spending that is passed, even if it is less than in the call before."""
     budget_ = Budget(1.0, 1e-9)
     cost = PrivacyCost({Event("laplace", 10.0): 1})
     budget_.check(PrivacyCost({Event("laplace", 10.0): 8}), cost)

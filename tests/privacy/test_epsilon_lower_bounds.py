@@ -1,4 +1,4 @@
-"""Lower bounds of epsilon: by hand, against slow references, and on mechanisms whose epsilon is known."""
+"""Lower bounds of epsilon: by hand, against slow references, and on mechanisms with known epsilon."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_clopper_pearson_bound_has_stated_error(n: int, share: float, error: flo
 
 def test_epsilon_of_error_rates_by_hand() -> None:
     rates = ErrorRates(0.2, 0.3)
-    assert rates.epsilon(0.0) == pytest.approx(math.log(0.7 / 0.2))  # above log(0.8 / 0.3)
+    assert rates.epsilon(0.0) == pytest.approx(math.log(0.7 / 0.2))  # exceeds log(0.8 / 0.3)
     assert rates.epsilon(0.1) == pytest.approx(math.log(0.6 / 0.2))
-    assert rates.epsilon(0.5) == 0, "nothing is shown that delta 0.5 does not allow"
+    assert rates.epsilon(0.5) == 0, "delta 0.5 allows these rates"
     assert ErrorRates(1.0, 1.0).epsilon(0.0) == 0
 
 
@@ -75,7 +75,7 @@ def test_bound_has_stated_confidence_and_is_tight(mu: float) -> None:
         lower_bound_from_runs(normals(3000, 2 * k), normals(3000, 2 * k + 1) + mu, 1e-5) for k in range(count)
     ]
     wrong = sum(evidence.refutes(spent) for evidence in audits)
-    assert wrong <= 10, "5 % of 100, or what chance makes of that"
+    assert wrong <= 10, "at most 5 % of 100, up to chance"
     assert sum(evidence.epsilon(1e-5) > claimed for evidence in audits) <= wrong
     same_noise_bounds = [evidence.epsilon_assuming_noise_kind(spent, 1e-5) for evidence in audits[:5]]
     assert sum(same_noise_bounds) / 5 > 0.6 * claimed
@@ -115,7 +115,9 @@ def test_discriminant_subtracts_repeated_noise() -> None:
     evidence = lower_bound_from_runs(*scores, 1e-5)
     assert evidence.epsilon(1e-5) > 3
     alone = fisher_discriminant(samples[:200, :3], moved[200:, :3])
-    assert lower_bound_from_runs(*alone, 1e-5).epsilon(1e-5) < 1, "which without it tells little"
+    assert lower_bound_from_runs(*alone, 1e-5).epsilon(1e-5) < 1, (
+        "the bound without the discriminant is small"
+    )
 
 
 def test_discriminant_works_without_noise() -> None:
@@ -127,7 +129,7 @@ def test_discriminant_works_without_noise() -> None:
 
 
 def reference_p_value(m: int, r: int, v: int, eps: float, delta: float) -> float:
-    """P-value as in the paper's appendix D."""
+    """Return the p-value as defined in appendix D of the paper."""
     q = 1 / (1 + math.exp(-eps))
     beta, alpha, total = stats.binom.sf(v - 1, r, q), 0.0, 0.0
     for i in range(1, v + 1):
@@ -153,7 +155,7 @@ def test_one_run_bound_matches_reference_p_value(r: int, right: float, more: int
 
 
 def test_one_run_bound_by_hand() -> None:
-    q = 0.05 ** (1 / 50)  # 50 of 50 by chance 0.05
+    q = 0.05 ** (1 / 50)  # 50 correct of 50 has probability 0.05
     assert one_run_lower_bound(100, 50, 50, 0.0) == pytest.approx(math.log(q / (1 - q)), abs=1e-5)
     assert one_run_lower_bound(100, 0, 0, 0.0) == one_run_lower_bound(100, 50, 25, 0.0) == 0
     assert one_run_lower_bound(100, 50, 50, 1e-3) < one_run_lower_bound(100, 50, 50, 0.0)

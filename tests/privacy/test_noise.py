@@ -22,7 +22,7 @@ UNIFORM, NORMAL, LAPLACE = stats.uniform(), stats.norm(), stats.laplace()
 
 
 def from_bits(*bits: int) -> NoiseSampler:
-    """Sampler of given integers."""
+    """Return a sampler of the given integers."""
     return noise._BitSampler(lambda count: torch.tensor(bits))
 
 
@@ -45,7 +45,7 @@ def test_samples_have_named_distribution(make_sampler, what, law) -> None:
 
 @pytest.mark.parametrize("what", ["uniform", "normal", "laplace"])
 def test_secure_sampler_matches_reference(what: str) -> None:
-    """SHAKE-256 by hand, 53 bits a number, and scalar functions of another library."""
+    """The reference uses SHAKE-256, 53 bits per number, and scalar functions of another library."""
     purpose = json.dumps(["fedstill noise", 2**100 + 7, "clinic", 3]).encode()
     key = hashlib.blake2b(purpose, digest_size=64).digest()
 
@@ -127,10 +127,10 @@ def test_tails_have_fine_resolution(high: int, low: int) -> None:
     assert got[0].item() == pytest.approx(-math.log(v[0]), rel=1e-12)
     if high:
         assert got[0] - got[1] <= 2.0**-50
-    assert (got > 20).all()  # P < 2e-9: these are tails
+    assert (got > 20).all()  # P < 2e-9: both values are in the tails
 
 
-# --- adding it -----------------------------------------------------------------------------------
+# --- addition of noise ---------------------------------------------------------------------------
 
 
 @given(

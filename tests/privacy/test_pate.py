@@ -1,4 +1,4 @@
-"""PATE: votes, clipped gradients, partitions of the data, thresholds, and the influence of one record."""
+"""PATE: votes, clipped gradients, partitions of the data, thresholds, and sensitivity to one record."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONFIG = LocalConfig(epochs=3, batch=8, lr=0.01)
 
 
 class Fixed(nn.Module):
-    """Given logits, of which the first depends linearly on the mean of the input."""
+    """Return fixed logits, of which the first also depends linearly on the mean of the input."""
 
     def __init__(self, logits: Sequence[float], slope: float = 0.0) -> None:
         super().__init__()
@@ -56,13 +56,13 @@ def data(n: int = 60, seed: int = 0, groups: torch.Tensor | None = None) -> Tens
 
 def make_node(m: int = 4, records: TensorData | None = None, name: str = "n", spec: str = "mlp:8") -> Node:
     teachers = [build(spec, SHAPE, 3, 0, "teacher") for _ in range(m)]
-    gate: Any = None  # nothing is released here
+    gate: Any = None  # not used: these tests release nothing
     network = COMPUTE.to_device(TeacherEnsemble(teachers, sharpness=10.0, clip=1.0))
     return Node(name, records or data(), network, gate, 0)
 
 
 def train_teachers(node: Node, stacked: bool = True) -> Node:
-    """Train the node's teachers by the usual loop."""
+    """Train the teachers of the node with the usual loop."""
     teachers = make_teachers(node, partition_records(node.data, len(node.model)))  # type: ignore[arg-type]
     local_training.attach_optimizers(teachers, CONFIG)
     for group in group_nodes(teachers, stacked):
@@ -92,7 +92,7 @@ def test_teachers_without_records_abstain() -> None:
     torch.testing.assert_close(teachers(torch.zeros(1, *SHAPE)), torch.tensor([[1.0, 1.0]]))
     again = TeacherEnsemble([Fixed([9.0, 0.0]) for _ in range(3)])
     again.load_state_dict(teachers.state_dict())
-    assert again.voting.tolist() == [1, 0, 1], "and a resumed run keeps it"
+    assert again.voting.tolist() == [1, 0, 1], "loaded from the state"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_teacher_with_non_finite_logits_abstains(bad: list[float]) -> None:
     x = torch.zeros(2, *SHAPE, requires_grad=True)
     votes_ = teachers(x)
     with torch.no_grad():
-        assert torch.equal(teachers(x), votes_), "with gradients or without"
+        assert torch.equal(teachers(x), votes_), "equal with and without gradients"
     assert votes_.tolist() == [[2.0, 4.0, 0.0]] * 2
     soft = 8.0 * torch.stack([network(x).softmax(1) for network in sound]).sum(0) / 4
     expected = torch.autograd.grad(soft, x, upstream)[0]
@@ -117,7 +117,7 @@ def test_teacher_abstains_only_for_overflowing_inputs() -> None:
     with torch.no_grad():
         network[1].weight.fill_(10.0)
     x = torch.ones(2, *SHAPE)
-    x[1] = 3e38  # finite, as a server may ask
+    x[1] = 3e38  # finite, so accepted from a server
     x.requires_grad_()
     votes_ = TeacherEnsemble([network], 1.0)(x)
     assert votes_.sum(1).tolist() == [1.0, 0.0]
@@ -129,7 +129,7 @@ def test_teacher_abstains_only_for_overflowing_inputs() -> None:
 def test_nan_gradient_of_one_teacher_does_not_spread() -> None:
     class Steep(Fixed):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward((x * 0).sqrt())  # finite logits; a gradient of 0 times infinity
+            return super().forward((x * 0).sqrt())  # finite logits with gradient 0 * infinity
 
     x, upstream = torch.zeros(2, *SHAPE, requires_grad=True), torch.tensor([[1.0, 0.0]]).expand(2, 2)
     sound = Fixed([0.0, 0.0], 1.0)
@@ -154,7 +154,7 @@ def test_teacher_gradients_are_clipped_before_the_mean() -> None:
     clip, sharpness = 0.05, 4.0
     gradient = torch.autograd.grad(TeacherEnsemble(networks, sharpness, clip)(x), x, upstream)[0]
     expected = torch.zeros(2)
-    for network in networks:  # d softmax_0 / dx = slope / 4 in each of 64 pixels' share of the mean
+    for network in networks:  # d softmax_0 / dx = slope / 4, divided by the 64 pixels of the mean
         length = sharpness * upstream[:, 0] * network.slope / 4 / math.sqrt(64)
         expected += length.clamp(-clip, clip) / 3
     torch.testing.assert_close(gradient.flatten(1).sum(1) / math.sqrt(64), expected, rtol=1e-4, atol=1e-7)
@@ -181,7 +181,7 @@ def test_clipped_gradient_rows_stay_within_clip(scale: float, clip: float, half:
     )
 
 
-# --- parts of the data ----------------------------------------------------------------------------
+# --- partitions of the data -----------------------------------------------------------------------
 
 
 def test_partition_covers_all_records_once() -> None:
@@ -189,12 +189,14 @@ def test_partition_covers_all_records_once() -> None:
     assert torch.cat(parts).sort().values.tolist() == list(range(500))
     assert all(len(part) for part in parts)
     expected = 500 / 7
-    assert sum((len(part) - expected) ** 2 / expected for part in parts) < 22, "as even as chance: chi2(6)"
+    assert sum((len(part) - expected) ** 2 / expected for part in parts) < 22, (
+        "sizes are as even as random ones: chi2(6)"
+    )
 
 
 @settings(max_examples=25, deadline=None)
 @given(row=st.integers(0, 39), m=st.integers(1, 9))
-def test_removing_a_record_moves_no_other(row: int, m: int) -> None:
+def test_removing_a_record_keeps_all_other_assignments(row: int, m: int) -> None:
     records = data(40)
     whole, less = partition_records(records, m), [r for r in range(40) if r != row]
     parts = partition_records(records.subset(torch.tensor(less)), m)
@@ -219,7 +221,7 @@ def test_groups_stay_together() -> None:
     groups = torch.arange(60) // 5
     parts = partition_records(data(60, groups=groups), 4)
     owners = [set(groups[part].tolist()) for part in parts]
-    assert sum(map(len, owners)) == 12, "no group is in two parts"
+    assert sum(map(len, owners)) == 12, "groups are not divided"
     assert sum(map(bool, owners)) > 1
     rest = data(60, groups=groups).subset((groups != 3).nonzero().flatten())
     assert rest.groups is not None
@@ -248,7 +250,7 @@ def test_teachers_train_on_their_shards_inside_the_model(stacked: bool) -> None:
     assert list(after) == list(before)
     changed = {name.split(".")[1] for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"0", "1", "2", "3"}
-    for teacher, part in zip(teachers, parts, strict=True):  # each as if it were alone in the world
+    for teacher, part in zip(teachers, parts, strict=True):  # each as if trained separately
         alone = Node(
             teacher.name, node.data.subset(part), build("mlp:8", SHAPE, 3, 0, "teacher"), teacher.gate, 0
         )
@@ -279,7 +281,7 @@ def test_frozen_teacher_parameters_stay_fixed() -> None:
         network[1].requires_grad_(False)
     gate: Any = None
     node = Node("n", data(), COMPUTE.to_device(TeacherEnsemble(networks)), gate, 0)
-    NodeGroup([node]).module("model").train(False)  # which takes all gradients away
+    NodeGroup([node]).module("model").train(False)  # removes all gradients
     first = [network[1].weight.clone() for network in networks]
     last = [network[3].weight.clone() for network in networks]
     train_teachers(node)
@@ -292,19 +294,19 @@ def test_frozen_teacher_parameters_stay_fixed() -> None:
 
 
 def test_votes_are_encoded_as_logits() -> None:
-    """4 teachers, sharpness 8: two logits a vote. What lies between is a whole vote."""
+    """4 teachers and sharpness 8: a vote is a logit of 2. Intermediate values are rounded to whole votes."""
     x = torch.tensor([[8.0, 0.0, 0.0], [2.0, 2.0, 4.0], [2.4, 1.7, 3.6], [-5.0, 99.0, 0.0]])
     exact = [[8, 0, 0], [2, 2, 4], [2, 2, 4], [0, 8, 0]]
     rule = NoisyVotes(PateConfig(teachers=4, sharpness=8.0), 0.0)
     assert rule.noise(rule.bound(x), seeded_sampler(0)).tolist() == exact
-    for m in (1, 3, 7, 10, 100, 250):  # float32 shares of any number of teachers
+    for m in (1, 3, 7, 10, 100, 250):  # shares in float32 for any number of teachers
         votes = torch.arange(m + 1.0)
         read = NoisyVotes(PateConfig(teachers=m), 1.0).bound((10 * (votes / m)).unsqueeze(1))
         assert torch.allclose(read.flatten() * m / 10, votes, rtol=1e-6)
 
 
 def test_label_release_has_expected_probability() -> None:
-    """P(a + N > b + N') = Phi((a - b) / (sigma sqrt 2)); the release counts all votes for it."""
+    """The label with more noisy votes wins: P(a + N > b + N') = Phi((a - b) / (sigma sqrt 2))."""
     rule = NoisyVotes(PateConfig(teachers=10, release="label", sharpness=6.0), 3.0)
     x = torch.tensor([[6.0 * 0.6, 6.0 * 0.4]]).repeat(20_000, 1)
     out = rule.noise(rule.bound(x), seeded_sampler(0, "label"))
@@ -317,7 +319,7 @@ def test_label_release_has_expected_probability() -> None:
 @pytest.mark.parametrize("release", ["votes", "label"])
 def test_rows_below_threshold_are_zeros_and_cost_no_votes(release) -> None:
     rule = NoisyVotes(PateConfig(teachers=100, release=release, threshold=70.0, threshold_noise=10.0), 5.0)
-    x = torch.tensor([[8.0, 2.0, 0.0]]).repeat(5_000, 1)  # 80 votes: 70 is one sigma below
+    x = torch.tensor([[8.0, 2.0, 0.0]]).repeat(5_000, 1)  # 80 votes; the threshold 70 is one sigma below
     out = rule.noise(rule.bound(x), seeded_sampler(0, "threshold"))
     answered = (out != 0).any(1)
     assert answered.double().mean().item() == pytest.approx(stats.norm.cdf(1), abs=0.02)
@@ -328,24 +330,24 @@ def test_rows_below_threshold_are_zeros_and_cost_no_votes(release) -> None:
     }
     nothing = torch.zeros(2, 3)
     assert rule.actual_cost((2, 3), nothing) == {Event("gaussian", 10 / math.sqrt(2)): 1}
-    # Where nothing was hidden, zeros are an answer like any other.
+    # Without a threshold, a row of zeros is a regular response.
     everywhere = NoisyVotes(PateConfig(teachers=100, release=release), 5.0)
     assert everywhere.actual_cost((2, 3), nothing) == everywhere.cost((2, 3))
 
 
 def test_threshold_noise_is_independent_of_vote_noise() -> None:
-    """Noise of released rows is distributed as that of all rows."""
+    """The noise of released rows has the same distribution as that of all rows."""
     rule = NoisyVotes(PateConfig(teachers=10, threshold=5.0, threshold_noise=5.0), 5.0)
     x = torch.tensor([[5.0, 5.0]]).repeat(20_000, 1)
     out = rule.noise(rule.bound(x), seeded_sampler(0, "own noise"))
     added = (out[(out != 0).any(1)] - 5).flatten().numpy()
-    assert len(added) == pytest.approx(20_000, rel=0.05)  # half of the rows, two values each
+    assert len(added) == pytest.approx(20_000, rel=0.05)  # half of the rows, two values per row
     assert stats.kstest(added, stats.norm(scale=5).cdf).pvalue > 0.01
 
 
 def test_released_rows_are_never_all_zeros() -> None:
     class Zeros:
-        """Noise that cancels the votes, with a threshold that all rows pass."""
+        """Return noise of zero."""
 
         def normal(self, shape):
             return torch.zeros(tuple(shape), dtype=torch.float64)
@@ -370,7 +372,7 @@ def test_actual_cost_never_exceeds_cost(B: int, seed: int) -> None:
 
 @given(st.integers(0, 2**31), st.integers(1, 20), st.integers(2, 12), st.integers(1, 60))
 def test_votes_stay_within_sensitivity(seed: int, B: int, C: int, m: int) -> None:
-    """One record may change one teacher's vote on each input."""
+    """One record may change the vote of one teacher on each input."""
     rng = np.random.default_rng(seed)
     votes = rng.integers(C, size=(m, B))
     changed = votes.copy()

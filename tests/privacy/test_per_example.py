@@ -1,4 +1,4 @@
-"""Results of one example do not depend on the others of its batch, to the last bit."""
+"""Per-example gradients do not depend on the other examples of the batch, to the last bit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_removing_an_example_changes_only_its_gradient(model: str, n: int) -> No
 
 
 class Kernel(torch.autograd.Function):
-    """Add a rounding error to each row of a batch, by batch size and position."""
+    """Add a rounding error to each row of a batch that depends on the batch size and the position."""
 
     error: Callable[[int], torch.Tensor]
 
@@ -69,7 +69,7 @@ class Kernel(torch.autograd.Function):
 
 
 class Uneven(nn.Module):
-    """|w x|, whose gradient a rounding error reverses where w x is nearly 0."""
+    """Return |w x|; where w x is close to 0, a rounding error reverses the gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def test_rounding_errors_do_not_affect_other_examples(
 
 
 class Bent(Uneven):
-    """Uneven with a rounding error that an untrained layer lets through."""
+    """``Uneven`` with a rounding error that is multiplied by frozen weights and buffers, initially 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,11 +121,11 @@ class Bent(Uneven):
 
 
 def odd_position_error(rows: int) -> torch.Tensor:
-    """Reverse the gradient at odd positions, where x is 1; without one record, others are there."""
+    """Reverse the gradient at odd positions if x is 1, which happens only without the first record."""
     return 2e-7 * (torch.arange(rows) % 2)
 
 
-TURNS = torch.tensor([1.0, -1.0] * 4).unsqueeze(1)  # (8, 1)
+SIGNS = torch.tensor([1.0, -1.0] * 4).unsqueeze(1)  # (8, 1)
 
 
 @pytest.mark.parametrize("sent", ["gain", "scale", "times"])
@@ -135,7 +135,7 @@ def test_rounding_errors_behind_zero_layers_are_detected(sent: str, monkeypatch:
     network = Bent()
 
     def summed(some: slice) -> float:
-        trained, x = {"w": network.w}, TURNS[some]
+        trained, x = {"w": network.w}, SIGNS[some]
         return clipped_sum_and_loss(
             network, trained, linear_loss, x, x[:, 0], CLIP, rows=8, isolate_rounding=True
         )[0].item()
@@ -146,10 +146,10 @@ def test_rounding_errors_behind_zero_layers_are_detected(sent: str, monkeypatch:
 
 
 def test_layout_trial_restores_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The network has modules with two names, as extractor and head have."""
+    """The network reaches its modules under two names, like a network split into extractor and head."""
     monkeypatch.setattr(per_example, "_layouts", {})
     layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    network = nn.Sequential(layers[:-1], layers)  # its first layer twice
+    network = nn.Sequential(layers[:-1], layers)  # contains the first layer twice
     layers[0].requires_grad_(False).register_buffer("mean", torch.full((4,), 0.5))
     network.forward = lambda x: layers(x)  # type: ignore[method-assign]
     before = {name: each.clone() for name, each in network.state_dict().items()}
@@ -164,7 +164,7 @@ def test_layout_trial_restores_network(monkeypatch: pytest.MonkeyPatch) -> None:
         rows=4,
         isolate_rounding=True,
     )
-    assert per_example._layouts, "it was tried"
+    assert per_example._layouts, "the trial took place"
     assert isinstance(layers[0].weight, nn.Parameter)
     for name, each in network.state_dict().items():
         assert torch.equal(each, before[name]), name
@@ -189,7 +189,7 @@ def test_loss_with_other_options_gets_its_own_trial(
         trained, loss, x = (
             dict(network.named_parameters()),
             loss_of(SimpleNamespace(uneven=uneven)),
-            TURNS[some],
+            SIGNS[some],
         )
         return clipped_sum_and_loss(network, trained, loss, x, x[:, 0], CLIP, rows=8, isolate_rounding=True)[
             0
@@ -202,7 +202,7 @@ def test_loss_with_other_options_gets_its_own_trial(
 def test_chooses_layout_with_equal_positions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A product of many rows with one matrix rounds unevenly here, many products of one row do not."""
+    """In this example, a product of many rows with one matrix rounds unevenly; products of one row do not."""
     calls = []
 
     class Product(torch.autograd.Function):
@@ -220,7 +220,7 @@ def test_chooses_layout_with_equal_positions(
             calls.append((len(x), in_dims[1] is None))
             return x * w + error[in_dims[1] is None] * torch.arange(len(x)).view(-1, 1), 0
 
-    def way() -> tuple[bool, int]:
+    def chosen_layout() -> tuple[bool, int]:
         monkeypatch.setattr(per_example, "_layouts", {})
         calls.clear()
 
@@ -235,21 +235,21 @@ def test_chooses_layout_with_equal_positions(
         assert (first.shared, first.rows) == (again.shared, again.rows)
         return first.shared, first.rows
 
-    error = {True: 0.0, False: 0.0}  # with shared parameters, and with own ones
-    assert way() == (True, 12)
-    assert calls == [(12, True)] * per_example.MAX_TRIALS, "once for all"
+    error = {True: 0.0, False: 0.0}  # keys: shared parameters, own parameters
+    assert chosen_layout() == (True, 12)
+    assert calls == [(12, True)] * per_example.MAX_TRIALS, "the layout is stored"
 
     error[True] = 1e-3
-    assert way() == (False, 12)
+    assert chosen_layout() == (False, 12)
     assert set(calls) == {(12, True), (12, False)}
 
     error[False] = 1e-3
-    assert way() == (True, 1)
+    assert chosen_layout() == (True, 1)
 
     calls.clear()
     leaves, x = {"w": torch.ones(3)}, torch.zeros(5, 3)
     quick = per_example.PerExampleFunction(lambda leaves, x: [x], 12, nn.Identity(), leaves, x)
-    assert (quick.shared, quick.rows, calls) == (True, 12, []), "nothing is tried without the option"
+    assert (quick.shared, quick.rows, calls) == (True, 12, []), "no trial without the option"
 
 
 @pytest.mark.parametrize("hidden", [2, 4, 6, 8, 10, 12])

@@ -1,4 +1,4 @@
-"""Rules: bounds that hold for any row, noise as it is claimed, sensitivities that are charged."""
+"""Release rules: bounds for any row, claimed noise distributions, and charged sensitivities."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SAMPLERS = pytest.mark.parametrize("make_sampler", [seeded_sampler, secure_sampl
 
 
 def rows(dtype: type, most: float) -> st.SearchStrategy[np.ndarray]:
-    """Tensors (B, ...) with huge, tiny, equal and zero values."""
+    """Draw tensors (B, ...) with huge, tiny, equal and zero values."""
     width = 8 * np.dtype(dtype).itemsize
     values = st.floats(-most, most, width=width) | st.sampled_from([0.0, most, -most])
     shapes = hnp.array_shapes(min_dims=1, max_dims=4, max_side=5)
@@ -79,10 +79,10 @@ def test_clipped_rows_stay_within_clip(array: np.ndarray, clip: float) -> None:
     ):
         assert out.dtype is torch.float32
         assert out.shape == x.shape
-        assert (row_lengths(out) <= clip).all()  # in float64: not by a bit
+        assert (row_lengths(out) <= clip).all()  # exact in float64
         short = row_lengths(x) < 0.999 * clip
         assert torch.equal(out[short], x[short].float())
-        # What is shortened keeps its direction and all of its length but a millionth.
+        # Clipped rows keep their direction and at least 99.999 % of the clipping bound.
         cut = row_lengths(x.float()) > clip
         assert (row_lengths(out[cut]) > 0.99999 * clip).all()
         assert torch.equal(out.sign() * x.sign().float(), out.sign().abs())
@@ -163,7 +163,7 @@ def test_rules_handle_any_shape(rule: ReleaseRule, shape: tuple[int, ...]) -> No
         (SanitizedGradients(0.5, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
         (SanitizedGradients(0.5, 3.0, 10), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
         (NoisyCounts(3000.0), torch.full((30_000,), 1e6), stats.laplace(scale=3000)),
-        # 4 votes of standard deviation, as logits of sharpness 5 of 20 teachers: 4 * 5 / 20
+        # 4 votes of standard deviation, as logits with sharpness 5 and 20 teachers: 4 * 5 / 20
         (
             NoisyVotes(PateConfig(teachers=20, sharpness=5.0), 4.0),
             torch.arange(30_000) % 21 / 4,
@@ -181,14 +181,14 @@ def test_added_noise_has_claimed_distribution(make_sampler, rule: ReleaseRule, x
     assert stats.kstest(added, law.cdf).pvalue > 0.01
     worse = type(law.dist)()(scale=law.std() / type(law.dist)().std() * 1.1)
     assert stats.kstest(added, worse.cdf).pvalue < 0.01
-    # And it does not depend on what it is added to.
+    # The noise does not depend on the value it is added to.
     low, high = (added[bounded.flatten().numpy() == end] for end in (bounded.min(), bounded.max()))
     if len(low) < len(added):
         assert stats.ks_2samp(low, high).pvalue > 0.01
 
 
 def test_noisy_counts_are_whole_and_not_negative() -> None:
-    """Servers accept such counts only; Lap(5) is negative half of the time."""
+    """Servers accept only such counts; Lap(5) is negative with probability 1/2."""
     rule = NoisyCounts(5.0)
     out = rule.noise(rule.bound(torch.zeros(10_000)), seeded_sampler(0, "counts"))
     assert torch.equal(out, out.round())
@@ -220,16 +220,16 @@ def test_without_noise_releases_bounded_values() -> None:
         (NoisyCounts(10.0, group=4), (10,), {Event("laplace", 2.5): 1}),
         (NoisyCounts(10.0, sensitivity=14), (14,), {Event("laplace", 10 / 14): 1}),
         (NoisyCounts(10.0, 4, sensitivity=5), (14,), {Event("laplace", 0.5): 1}),
-        # 10 values of each of 64 rows move by 2 * 5 each: 100 in L1
+        # Each of 10 values of 64 rows may change by 2 * 5: 100 per row in L1.
         (BoundedNoisyRows("laplace", 50.0, 5.0), (64, 10), {Event("laplace", 0.5): 64}),
         (BoundedNoisyRows("laplace", 50.0, 5.0), (64,), {Event("laplace", 5.0): 64}),
-        # 16 rows move by 2 * 5 each: 40 in L2
+        # Each of 16 rows may change by 2 * 5 in L2: 40 in total.
         (BoundedNoisyRows("gaussian", 100.0, 5.0), (16, 10), {Event("gaussian", 2.5): 1}),
-        # 8 rows move by sqrt(2) votes each: 4 in L2; the most of 4 rows by 1: 2
+        # Each of 8 rows may change by sqrt(2) votes: 4 in L2. The maxima of 4 rows by 1 each: 2.
         (NoisyVotes(PateConfig(teachers=10), 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
         (NoisyVotes(PateConfig(teachers=10, release="label"), 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
         (NoisyVotes(PateConfig(teachers=10, threshold=6.0, threshold_noise=30.0), 40.0), (8, 10), "both"),
-        # 16 inputs move by 2 clip each: 8 clip
+        # The gradients of 16 inputs may change by 2 clip each: 8 clip.
         (SanitizedGradients(0.3, 16.0), (16, 1, 8, 8), {Event("gaussian", 2.0): 1}),
         (SanitizedGradients(0.3, 16.0, 10), (16, 1, 8, 8), {Event("gaussian", 20.0): 1}),
     ],
@@ -260,7 +260,7 @@ def test_without_noise_or_bound_cost_is_none(rule: ReleaseRule) -> None:
 
 
 def networks(seed: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs of two unrelated networks of any scale, or opposite ones."""
+    """Return outputs of two unrelated networks of any scale, or opposite outputs."""
     generator = torch.Generator().manual_seed(seed)
     size = 10 ** (6 * torch.rand(2, generator=generator) - 3)
     one, other = size.view(2, *[1] * len(shape)) * torch.randn(2, *shape, generator=generator)
@@ -291,19 +291,19 @@ def test_gradients_stay_within_sensitivity(seed: int, B: int, clip: float) -> No
 
 @given(st.integers(0, 2**31), st.integers(1, 8), st.integers(2, 20), st.floats(0.01, 100))
 def test_teacher_means_stay_within_sensitivity(seed: int, B: int, m: int, clip: float) -> None:
-    """One record may replace one teacher's gradients by any others."""
+    """One record may replace the gradients of one teacher by any others."""
     generator = torch.Generator().manual_seed(seed)
     each = torch.stack([clip_rows(torch.randn(B, 6, generator=generator) * 3 * clip, clip) for _ in range(m)])
     changed = each.clone()
     one, other = networks(seed, (B, 6))
-    if seed % 2:  # the most that can be: all agree, and one turns round
+    if seed % 2:  # the worst case: all teachers agree, and one reverses
         each[:], changed[:] = clip_rows(one * 1e6, clip), clip_rows(one * 1e6, clip)
         other = -one * 1e6
     changed[seed % m] = clip_rows(other, clip)
     rule = SanitizedGradients(clip, 3.0, m)
     event, _ = single_event(rule.cost((B, 6)))
     moved = (rule.bound(each.mean(0)).double() - rule.bound(changed.mean(0)).double()).norm()
-    assert event.noise * moved <= 3.0 * clip * (1 + 1e-5)  # means are taken in float32
+    assert event.noise * moved <= 3.0 * clip * (1 + 1e-5)  # means are computed in float32
 
 
 @given(st.integers(0, 2**31), st.integers(1, 12), st.integers(1, 5))
@@ -317,13 +317,13 @@ def test_counts_stay_within_sensitivity(seed: int, C: int, group: int) -> None:
         for some in (labels, labels[group:])
     )
     assert event.noise * (whole - less).abs().sum() <= 10.0
-    assert event.noise * (whole - less).abs().sum() == pytest.approx(10.0)  # and all of that
+    assert event.noise * (whole - less).abs().sum() == pytest.approx(10.0)  # the bound is attained
 
 
 @given(st.integers(0, 2**31), st.integers(2, 12))
 def test_pixel_shares_stay_within_sensitivity(seed: int, C: int) -> None:
     rng = np.random.default_rng(seed)
-    shares = rng.dirichlet(np.full(C, 0.3), 50)  # of pixels of each class; an image's sum to 1
+    shares = rng.dirichlet(np.full(C, 0.3), 50)  # class shares of the pixels of each image, with sum 1
     rule = NoisyCounts(10.0)
     event, _ = single_event(rule.cost((C,)))
     whole, less = (

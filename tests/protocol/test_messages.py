@@ -1,4 +1,4 @@
-"""Messages from a server arrive at a node unchanged, or are refused."""
+"""Messages from a server arrive at a node unchanged or are refused."""
 
 from __future__ import annotations
 

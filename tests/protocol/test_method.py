@@ -1,4 +1,4 @@
-"""Methods as declarations: queries, what a stranger may call its releases, what a plan may name."""
+"""Method declarations: queries, releases of custom methods, and methods that plans may name."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_overridden_functions_lose_their_declaration() -> None:
     asks, more, less = query_of(Asks()), query_of(More()), query_of(Less())
     assert more.function(SimpleNamespace(query_number=0), x=torch.ones(1), round=0)["logits"].item() == 0
     assert (more.times, [*less.releases]) == (3, ["sizes"])
-    # What the response depends on was declared for another function: of this one nothing is known.
+    # ``depends_on_records`` was declared for another function, so it is unknown for this one.
     assert (asks.depends_on_records, more.depends_on_records, less.depends_on_records) == ((), None, ())
     assert (asks.stackable, more.stackable) == (True, False)
 
@@ -152,7 +152,7 @@ def test_payload_kind_equals_its_name_and_keeps_its_attributes() -> None:
     assert payload_kind("gradients") is GRADIENTS
     unknown = payload_kind("dreams")
     assert (unknown.category, unknown.is_output, unknown.normal_size) == ("records", False, None), (
-        "the strictest category"
+        "unknown kinds have the strictest category"
     )
     outputs = {kind for kind in KNOWN_KINDS.values() if kind.is_output}
     assert outputs == {"logits", "critic", "gradients", "label counts", "data sizes"}

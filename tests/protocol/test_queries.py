@@ -1,4 +1,4 @@
-"""Outputs that a query accepts from a handler: a part for each node, of the declared form."""
+"""Handler outputs that a query accepts: one part per node, of the declared kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.small_world import SETTING
 
 
 @pytest.mark.parametrize("records", [-5, 0.5, float("nan")])
-def test_rejects_step_records_that_are_no_number_of_records(records: Any) -> None:
+def test_rejects_invalid_step_records(records: Any) -> None:
     with raises_invalid("step_records of query ask", records):
         Query(lambda node: {}, name="ask", details=QueryDetails(step_records=records))
 

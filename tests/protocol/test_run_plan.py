@@ -1,4 +1,4 @@
-"""Description of a run: from the plan alone, equal on both sides, with numbers worked out by hand."""
+"""Run descriptions: derived from the plan alone, equal on server and node, with numbers by hand."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ SPEC = DataSpec(ClassificationConfig(), tuple("0123456789"), (1, 8, 8), (0.5,), 
 PLAN = RunPlan("one", {"name": "fediod", "steps": 6, "batch": 4}, SPEC, student="mlp:8", min_nodes=3)
 
 
-def test_queries_and_bytes_are_those_of_the_method() -> None:
+def test_describes_queries_and_bytes_of_the_method() -> None:
     description = describe(PLAN, None)
-    # Four inputs: ten logits each, at most 64 critic values and 64 slopes, four bytes a number.
+    # Four inputs with ten logits, at most 64 critic values and 64 gradient values each, four bytes per
+    # number.
     assert description.queries["predict_logits"] == {
         "times": 6,
         "rows": 4,
@@ -76,7 +77,7 @@ def test_number_of_queries_depends_on_public_data() -> None:
 
 # --- features of a backbone -----------------------------------------------------------------------------
 
-FEATURES = FeaturePlan("timm:x", "", (8, 8), (0.5,), (0.5,), "public", "float32", 5, "0" * 32)
+FEATURES = FeaturePlan("timm:x", "", (8, 8), (0.5,), (0.5,), "public", 0, "float32", 5, "0" * 32)
 ON_FEATURES = replace(PLAN, method={"name": "fedkd"}, features=FEATURES)
 
 
@@ -93,6 +94,9 @@ def test_plan_on_features_describes_models_of_features() -> None:
     [
         ("width", 0),
         ("width", 2**40),
+        ("components", -1),
+        ("components", 6),
+        ("components", 2.0),
         ("digest", "x"),
         ("mean", [float("nan")]),
         ("layer", "a\nb"),
@@ -111,16 +115,71 @@ def test_rejects_malformed_features(option: str, value: object) -> None:
     [(0.0, 0.0), (0.0, 1e-30), (0.0, float("nan")), (float("inf"), 1.0), (1e30, 1.0), (None, 1.0)],
 )
 def test_rejects_moments_that_make_features_infinite(mean: float | None, std: float) -> None:
-    moments = (torch.zeros(5), torch.ones(5))
+    moments = {"mean": torch.zeros(5), "std": torch.ones(5)}
     public = PublicData("made", torch.zeros(3, 5), moments=moments)
     plan = replace(ON_FEATURES, public=public_fingerprint(public), public_note=("made", ""))
     received = read_public(plan, public_tensors(public), 0)
     assert received is not None
-    assert torch.equal(torch.stack(received.moments or ()), torch.stack(moments))
+    assert received.moments == moments
     tensors = {**public_tensors(public), "std": torch.full((5,), std)}
     if mean is None:
         del tensors["mean"]
     else:
         tensors["mean"] = torch.full((5,), mean)
-    with pytest.raises(DataError, match="lack mean and deviation"):
+    with pytest.raises(DataError, match="lack moments"):
         read_public(plan, tensors, 0)
+
+
+def test_components_need_public_normalization_in_a_plan() -> None:
+    table = ON_FEATURES.to_dict()
+    table["features"] |= {"normalize": "example", "components": 2}
+    with pytest.raises(ArgumentError, match=r"features\.components"):
+        RunPlan.from_dict(table)
+
+
+def test_models_take_as_many_inputs_as_there_are_components() -> None:
+    plan = replace(ON_FEATURES, features=replace(FEATURES, components=2))
+    again = RunPlan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert again == plan
+    assert again.model_spec.shape == (2,)
+    assert describe(plan, None).sha256 != describe(ON_FEATURES, None).sha256
+
+
+def with_components() -> tuple[RunPlan, PublicData]:
+    """Return a plan with two components of five features, and its public data."""
+    moments = {"mean": torch.zeros(5), "projection": torch.ones(5, 2)}
+    public = PublicData("made", torch.zeros(3, 2), moments=moments)
+    plan = replace(ON_FEATURES, features=replace(FEATURES, components=2))
+    return replace(plan, public=public_fingerprint(public), public_note=("made", "")), public
+
+
+def test_projection_is_received_as_it_was_sent() -> None:
+    plan, public = with_components()
+    received = read_public(plan, public_tensors(public), 0)
+    assert received is not None
+    assert received.moments == public.moments
+    with pytest.raises(DataError, match="not those of the plan"):
+        read_public(plan, {**public_tensors(public), "projection": torch.full((5, 2), 2.0)}, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"projection": torch.ones(5, 3)},
+        {"projection": torch.ones(4, 2)},
+        {"projection": torch.ones(10)},
+        {"projection": torch.ones(5, 2).double()},
+        {"projection": torch.full((5, 2), float("nan"))},
+        {"projection": torch.full((5, 2), float("inf"))},
+        {"projection": torch.full((5, 2), -1e30)},
+        {"projection": None},
+        {"projection": None, "std": torch.ones(5)},
+        {"std": torch.ones(5)},
+        {"mean": torch.zeros(2)},
+    ],
+)
+def test_rejects_malformed_projections(change: dict[str, torch.Tensor | None]) -> None:
+    plan, public = with_components()
+    tensors = {**public_tensors(public), **change}
+    with pytest.raises(DataError, match="lack moments"):
+        read_public(plan, {name: each for name, each in tensors.items() if each is not None}, 0)

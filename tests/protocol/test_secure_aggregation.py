@@ -1,4 +1,4 @@
-"""Sums in a ring: what is read is the weighted mean, within half a step of rounding a node."""
+"""Sums in a ring: decoded weighted means differ from exact ones by at most half a rounding step per node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NUMBERS = st.floats(-1e4, 1e4, width=32)
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(NUMBERS, st.integers(1, 10_000)), min_size=3, max_size=9))
-def test_a_weighted_mean_is_read_within_its_bound(held: list[tuple[float, int]]) -> None:
+def test_decoded_weighted_mean_stays_within_error_bound(held: list[tuple[float, int]]) -> None:
     kinds: dict[str, Any] = {"z": LOGITS, "z:weight": LABEL_COUNTS}
     each = [
         sum_contributions({"z": torch.tensor([[x]])}, kinds, {"z": "size"}, {"size": torch.tensor(float(n))})
@@ -53,7 +53,7 @@ def test_a_weighted_mean_is_read_within_its_bound(held: list[tuple[float, int]])
     assert float(weights["z"]) == n
 
 
-def test_class_weights_are_counts_and_a_class_without_records_gets_the_lowest_value() -> None:
+def test_class_without_records_has_the_lowest_mean_and_weight_one() -> None:
     kinds: dict[str, Any] = {"z": LOGITS, "z:weight": LABEL_COUNTS}
     counts = [torch.tensor([3.0, 1.0, 0.0]), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 0.0])]
     z = [torch.tensor([[4.0, 2.0, 3.0]]), torch.tensor([[8.0, 9.0, 6.0]]), torch.tensor([[5.0, 5.0, 9.0]])]
@@ -69,13 +69,13 @@ def test_class_weights_are_counts_and_a_class_without_records_gets_the_lowest_va
     )
 
     assert values["z"].tolist() == [[5.0, 2.0, 2.0]]
-    assert weights["z"].tolist() == [[4.0, 1.0, 1.0]]  # gradients are divided by it
+    assert weights["z"].tolist() == [[4.0, 1.0, 1.0]]  # gradients are divided by these weights
 
 
-def test_digits_of_a_sum_hold_no_second_sum() -> None:
-    """Responses with few digits (trees, int8) are not also added with equal weights, in the digits left over.
+def test_weighted_sums_contain_no_second_sum() -> None:
+    """Weighted sums of low-precision responses (trees, int8) do not also reveal unweighted sums.
 
-    A weight of n + e puts sum n z into the high digits and e sum z into the low ones.
+    A weight of n + e would put sum n z into the high digits and e sum z into the low ones.
     """
     kinds: dict[str, Any] = {"z": LOGITS, "z:weight": LABEL_COUNTS}
     counts = [torch.tensor([37.0]), torch.tensor([58.0]), torch.tensor([0.0])]
@@ -87,11 +87,11 @@ def test_digits_of_a_sum_hold_no_second_sum() -> None:
         ]
         return add_contributions(each)["z"]
 
-    # 37 x + 58 y is equal, x + y + z is not.
+    # 37 x + 58 y is equal for both, x + y + z differs.
     assert torch.equal(added(1.0, 2.0, 3.0), added(1.0 + 58 / 8, 2.0 - 37 / 8, -5.0))
 
 
-def test_gradients_are_finer() -> None:
+def test_gradients_are_encoded_with_smaller_steps() -> None:
     small = torch.tensor([[2.0**-35]])
     (read, _) = decode_sums(sum_contributions({"g": small}, {"g": GRADIENTS}, {}, {}), {"g": GRADIENTS})
     assert torch.equal(read["g"], small)
@@ -101,7 +101,7 @@ def test_gradients_are_finer() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.integers(-(2**90), 2**90), st.integers(0, 40))
 def test_large_values_wrap_around(value: int, shift: int) -> None:
-    """A refusal would tell of one node's answer alone."""
+    """Refusing them would reveal the response of one node."""
     held = torch.tensor([float(value) / 2.0**shift])
     whole = round(float(held) * 2.0**FRACTION_BITS)
     wrapped = (whole + 2**63) % 2**64 - 2**63
@@ -133,7 +133,7 @@ def test_names_nodes_with_invalid_contributions() -> None:
         contribution_faults({"a": {"z": good}, "b": {"z": good[:1]}}, ["z"])
 
 
-STEPS = st.integers(-(2**52), 2**52)  # multiples of 2^-32 that float64 represents
+STEPS = st.integers(-(2**52), 2**52)  # multiples of 2^-32 that are exact in float64
 
 
 @settings(max_examples=100, deadline=None)
@@ -166,7 +166,7 @@ def test_encoding_rounds_to_the_nearest_step(value: float, bits: int) -> None:
     st.integers(0, 2**32),
 )
 def test_adding_and_subtracting_a_mask_changes_no_bit(numbers: list[int], key: bytes, index: int) -> None:
-    """Also at the ends of the ring, where a sum wraps around."""
+    """This includes the ends of the ring, where sums wrap around."""
     ring = torch.tensor(numbers)
     masked = ring + mask_sign("a", "b") * mask_tensor(key, index, ring.shape)
     assert torch.equal(masked + mask_sign("b", "a") * mask_tensor(key, index, ring.shape), ring)
@@ -174,7 +174,7 @@ def test_adding_and_subtracting_a_mask_changes_no_bit(numbers: list[int], key: b
 
 @given(st.lists(st.text(), max_size=4), st.lists(st.text(), max_size=4))
 def test_contexts_of_masks_are_equal_for_equal_words_only(one: list[str], other: list[str]) -> None:
-    """A server that chose two contexts with one encoding would get one mask for two responses."""
+    """Two contexts with one encoding would let a server use one mask for two responses."""
     assert (encode_strings(*one) == encode_strings(*other)) == (one == other)
     if one != other:
         secret = bytes(KEY_BYTES)

@@ -1,6 +1,6 @@
-"""Tensors as bytes: what the library of the form reads and writes, and what is none.
+"""Wire format: tensors as bytes, compared with the safetensors library; messages; and rounding.
 
-Messages are bytes and back; what is no message is refused; shorter forms round as little as they must.
+Malformed bytes and messages are refused; the error of compressed tensors is bounded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedstill.protocol.wire_format import (
 )
 
 SHAPES = st.lists(st.integers(0, 4), max_size=4)
-NUMBERS = torch.arange(1024, dtype=torch.uint8).remainder(2)  # of every dtype numbers that are some
+NUMBERS = torch.arange(1024, dtype=torch.uint8).remainder(2)  # bytes that are valid in every dtype
 
 
 def made(dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
@@ -70,7 +70,7 @@ def test_non_contiguous_tensors_are_written_in_order() -> None:
         assert encode_tensors({"x": each}, {}) == encode_tensors({"x": dense}, {})
 
 
-def test_other_bytes_than_0_and_1_are_true() -> None:
+def test_any_nonzero_byte_is_true() -> None:
     blob = encode_tensors({"x": torch.tensor([True, False])}, {})
     decoded = decode_tensors(blob[:-2] + b"\x07\x00", decode_header(blob))["x"]
     assert decoded.view(torch.uint8).tolist() == [1, 0]
@@ -85,7 +85,7 @@ def part(begin: Any, end: Any, dtype: str = "F32", shape: Any = (2,)) -> dict[st
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def test_bytes_of_which_each_is_a_tensors_are_read() -> None:
+def test_accepts_adjacent_and_empty_tensors() -> None:
     halves = {"a": part(0, 4, shape=[1]), "b": part(4, 8, shape=[1]), "none": part(8, 8, shape=[0, 3])}
     assert {name: tuple(t.shape) for name, t in decode_tensors(blob_of(halves), halves).items()} == {
         "a": (1,), "b": (1,), "none": (0, 3)
@@ -95,7 +95,7 @@ def test_bytes_of_which_each_is_a_tensors_are_read() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        {},  # eight bytes that belong to no tensor
+        {},  # eight bytes that no tensor covers
         {"x": part(0, 4, shape=[1])},
         {"x": part(4, 8, shape=[1])},
         {"x": part(0, 8), "y": part(0, 8)},
@@ -158,7 +158,7 @@ def test_message_round_trips(header: dict[str, Any], named: dict[str, torch.Tens
     for name, tensor in named.items():
         assert unpacked[name].dtype == tensor.dtype
         assert torch.equal(unpacked[name], tensor)
-    assert pack(header, dict(reversed(named.items()))) == message  # equal messages are equal bytes
+    assert pack(header, dict(reversed(named.items()))) == message  # equal messages have equal bytes
 
 
 def test_channels_last_layout_round_trips() -> None:
@@ -169,8 +169,8 @@ def test_channels_last_layout_round_trips() -> None:
     assert torch.equal(tensors["half"], x[:, :2])
 
 
-def test_tensors_begin_where_torch_lets_them_begin() -> None:
-    """The alignment of a tensor decides which kernel computes it, and so the last digits of metrics."""
+def test_unpacked_tensors_are_aligned() -> None:
+    """The alignment of tensors decides which kernels torch uses, and so the last digits of metrics."""
     named = {f"x{size}": torch.ones(size, 1, 1, 1) for size in range(1, 20)}
     assert {tensor.data_ptr() % 64 for tensor in unpack(pack({}, named))[1].values()} == {0}
 
@@ -181,7 +181,7 @@ def test_unpacked_message_has_no_graph() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_message_are_refused(garbage: bytes) -> None:
+def test_rejects_bytes_that_are_not_a_message(garbage: bytes) -> None:
     with pytest.raises(DataError, match="not a message"):
         unpack(garbage)
 
@@ -190,7 +190,7 @@ WHOLE = pack({"operation": "answer_query", "number": 3}, {"x": torch.arange(6.0)
 
 
 @pytest.mark.parametrize("length", [*range(0, len(WHOLE), 7), len(WHOLE) - 1])
-def test_a_message_cut_short_is_refused(length: int) -> None:
+def test_rejects_truncated_message(length: int) -> None:
     with pytest.raises(DataError):
         unpack(WHOLE[:length])
 
@@ -220,14 +220,14 @@ def test_changed_byte_is_refused_or_changes_only_its_value(index: int, by: int) 
         {"fedstill": "[" * 100_000},
     ],
 )
-def test_a_file_of_safetensors_with_another_header_is_refused(metadata: dict[str, str]) -> None:
+def test_rejects_safetensors_file_with_another_header(metadata: dict[str, str]) -> None:
     with pytest.raises(DataError):
         unpack(save({"x": torch.zeros(1, 1, 1, 1)}, metadata=metadata))
 
 
 @pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [2**63, 0], [2**40, 2**40, 0, 2**40]])
 def test_rejects_shape_larger_than_memory(shape: list[int]) -> None:
-    """The tensor has no bytes, so safetensors accepts it."""
+    """A tensor without elements, which safetensors accepts."""
     decoded = json.dumps({"fedstill": {}, "strides": {}})
     of_x = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
     header = json.dumps({"__metadata__": {"fedstill": decoded}, "x": of_x}).encode()
@@ -236,19 +236,19 @@ def test_rejects_shape_larger_than_memory(shape: list[int]) -> None:
 
 
 @pytest.mark.parametrize("message", [None, {}, 5, "text", bytearray(WHOLE)])
-def test_a_message_is_bytes(message: Any) -> None:
+def test_rejects_messages_that_are_not_bytes(message: Any) -> None:
     with pytest.raises(DataError, match="expected bytes"):
         unpack(message)
 
 
-# --- shorter forms ------------------------------------------------------------------------------------
+# --- compression --------------------------------------------------------------------------------------
 
 
 def test_int8_by_hand() -> None:
     x = torch.tensor([[1.27, -0.504, 0.0], [0.0, 0.0, 0.0], [-254.0, 3.0, 127.0]])
     sent = WireConfig(inputs="int8").compress({"x": x}, KINDS)
     assert sent["x"].dtype == torch.int8
-    assert sent["x"].tolist() == [[127, -50, 0], [0, 0, 0], [-127, 2, 64]]  # 1.5 and 63.5 to the even one
+    assert sent["x"].tolist() == [[127, -50, 0], [0, 0, 0], [-127, 2, 64]]  # 1.5 and 63.5 round to even
     torch.testing.assert_close(sent["x:scale"][[0, 2]], torch.tensor([0.01, 2.0]))
     assert tensor_bytes(sent["x"]) == 9
     torch.testing.assert_close(
@@ -264,7 +264,7 @@ def test_rounding_is_bounded_by_each_rows_largest_number(x: torch.Tensor, dtype:
     assert restored.shape == x.shape
     if x.numel():
         top = x.abs().reshape(len(x), -1).amax(1).view(-1, *(1,) * (x.ndim - 1))
-        # Half a step of 254, or half a unit in the last place of eleven binary digits.
+        # Half of one of 254 steps, or half a unit in the last place of a mantissa of eleven bits.
         assert bool(((restored - x).abs() <= top * (0.5 / 127 if dtype == "int8" else 2**-11) * 1.0001).all())
 
 
@@ -306,7 +306,7 @@ def test_only_inputs_and_gradients_are_rounded() -> None:
     assert decompress(sent).keys() == named.keys()
 
 
-def test_a_scale_counts_as_what_it_scales() -> None:
+def test_scale_has_kind_of_its_tensor() -> None:
     assert wire_kind("x:scale", KINDS) == wire_kind("x", KINDS) == "inputs"
     with pytest.raises(KeyError):
         wire_kind("y", KINDS)
@@ -322,7 +322,7 @@ def test_a_scale_counts_as_what_it_scales() -> None:
         {"x": torch.ones(()), "x:scale": torch.ones(2)},
     ],
 )
-def test_scales_that_do_not_fit_are_refused(named: dict[str, torch.Tensor]) -> None:
+def test_rejects_scales_of_wrong_shape(named: dict[str, torch.Tensor]) -> None:
     with pytest.raises(DataError, match="came with"):
         decompress(named)
 
@@ -335,7 +335,7 @@ def test_scales_that_do_not_fit_are_refused(named: dict[str, torch.Tensor]) -> N
     ],
     ids=lambda x: str(x.dtype),
 )
-def test_only_what_is_compressed_has_scales(x: torch.Tensor) -> None:
+def test_only_compressed_tensors_have_scales(x: torch.Tensor) -> None:
     with pytest.raises(DataError, match=r"scales .*torch\.int8 .*torch\.float16"):
         decompress({"x": x, "x:scale": torch.ones(2)})
 
@@ -349,7 +349,7 @@ def test_scales_are_float32(dtype: torch.dtype) -> None:
 # --- config -------------------------------------------------------------------------------------------
 
 
-def test_a_link_is_patient_strict_and_exact_by_default() -> None:
+def test_default_link_config() -> None:
     link = LinkConfig()
     assert (link.inputs, link.gradients, link.wait, link.quorum) == ("float32", "float32", 600.0, 1.0)
     assert [link.min_nodes(nodes) for nodes in (1, 3, 10)] == [1, 3, 10]

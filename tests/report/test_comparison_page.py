@@ -47,7 +47,7 @@ def a_leakage(*attacks: dict[str, Any], **parts: Any) -> dict[str, Any]:
     return {"config": CONFIG, "attacks": entries, "sentence": "<one> left.", "audit": None, **parts}
 
 
-# LiRA's mean is (0.50 + 0.70 + 0.72) / 3 = 0.64, the loss's 0.62; but the loss finds 0.03 at 1%, LiRA 0.02.
+# Means: LiRA (0.50 + 0.70 + 0.72) / 3 = 0.64, loss 0.62. At 1 %, loss finds 0.03 and LiRA 0.02.
 MEMBERS = [
     [an_attack("Loss", 0.60, 0.02), an_attack("LiRA", 0.50, 0.01)],
     [an_attack("Loss", 0.62, 0.03), an_attack("LiRA", 0.70, 0.02)],
@@ -78,7 +78,7 @@ def leak(folder: Path, run: str, leakage: dict[str, Any]) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """FedAvg attacked in all seeds, FedIOD in all but without inversion, standalone in none."""
+    """Return runs of FedAvg with all attacks, FedIOD without inversion, and standalone without attacks."""
     write_text(tmp_path / "compare.toml", "# Made by: fedstill compare mine.toml --leakage\n\n")
     for seed in range(3):
         a_run(tmp_path, f"standalone-seed{seed}", ALONE[seed], {})
@@ -108,7 +108,8 @@ def test_leakage_is_of_strongest_attack_over_seeds(folder: Path) -> None:
         0
     ] == "Loss"  # it finds more at 1 %, and 0.1 % is another rate
     assert strongest(fedavg, TPR) == "3.0 \u00b1 1.0"
-    assert (fedavg.strongest_attack_and_value(PSNR) or ("",))[0] == "iDLG"  # 21 each time; DLG's mean is 20
+    # 21 in each seed; DLG's mean is 20
+    assert (fedavg.strongest_attack_and_value(PSNR) or ("",))[0] == "iDLG"
     assert strongest(fedavg, PSNR) == "21.0 \u00b1 0.0"
     assert fediod.strongest_attack_and_value(COPYING) == ("features", Spread(0.25, 0.0))  # the lowest p
     assert strongest(fediod, TPR) is None
@@ -125,7 +126,7 @@ def test_leakage_needs_all_finished_seeds(folder: Path) -> None:
         "Not yet attacked with the options of this comparison: Standalone, seed 0; Standalone, seed 1; "
         "Standalone, seed 2; FedAvg, seed 1; FedIOD, seed 2."
     )
-    assert fediod.strongest_attack_and_value(AUC) is None  # that one is of an attack with other options
+    assert fediod.strongest_attack_and_value(AUC) is None  # the attack of that seed has other options
     assert [run.leakage is None for run in fediod.runs] == [False, False, True]
 
 
@@ -185,7 +186,7 @@ def test_refused_runs_have_no_values_in_any_format(folder: Path) -> None:
     heads = source.count('<th scope="col"', source.index('<table class="methods">'))
     span = re.search(r'class="r reason wide-cell" colspan="(\d+)"', source)
     assert span is not None
-    assert int(span[1]) == heads - 3  # all but the method, its terms and its reports
+    assert int(span[1]) == heads - 3  # all except the method, its needs and its reports
 
 
 def test_page_has_leakage_figure_columns_and_sentences(folder: Path) -> None:
@@ -208,7 +209,7 @@ def test_page_has_leakage_figure_columns_and_sentences(folder: Path) -> None:
         "Accuracy against the AUC of the strongest membership attack. "
         "FedAvg: 84.0%, membership AUC 64.0%, 2.5 kB; FedIOD: 91.0%, membership AUC 55.0%, 40.0 kB."
     )
-    assert page.attributes("aria-label").count(label) == 3  # one a width
+    assert page.attributes("aria-label").count(label) == 3  # one per width
     assert not {tag for tag, _ in page.tags} & {"script", "iframe", "object", "img", "form", "base"}
     assert write_comparison(folder, a_plan()).read_text(encoding="utf-8") == source
 
@@ -223,7 +224,7 @@ def test_page_without_attacks_yet_is_shown(folder: Path) -> None:
     assert records(folder / "compare.csv")[0]["memorization_p"] == ""
 
 
-# --- settings in one picture ----------------------------------------------------------------------------
+# --- settings in one figure -----------------------------------------------------------------------------
 
 
 def leakage_svg(folder: Path, plan: Comparison) -> str:
@@ -327,7 +328,7 @@ def test_comparison_over_budgets_has_epsilon_table(tmp_path: Path) -> None:
     assert page == render_comparison_page(summary)
     Page(page)  # well formed
     assert page.count("<h2>Accuracy against epsilon</h2>") == 1
-    assert page.count('aria-label="Accuracy against epsilon. FedAvg: \u221e 72.0%."') == 3  # widths
+    assert page.count('aria-label="Accuracy against epsilon. FedAvg: \u221e 72.0%."') == 3  # one per width
 
 
 BY_ALPHA = """

@@ -46,7 +46,7 @@ def test_spread_is_mean_and_sample_deviation() -> None:
     assert Spread.of([1.0, 2.0]) == Spread(1.5, math.sqrt(0.5))
     assert Spread.of([7.0]) == Spread(7.0, None)
     assert Spread.of([]) is None
-    assert Spread.of([7.0, None]) is None  # not a mean over fewer seeds than are there
+    assert Spread.of([7.0, None]) is None  # no mean over fewer seeds than planned
     assert Spread(93.04, 3.06).text() == "93.0 ± 3.1"
     assert Spread(93.04).text() == "93.0"
 
@@ -67,7 +67,7 @@ def test_summary_csv_has_means_deviations_and_gaps(folder: Path) -> None:
     assert metrics == pytest.approx(expected)
     assert fedavg["paper_accuracy_source"] == "A & B 2020, Table 3"
     assert fedavg["needs"] == "same architecture"
-    assert rows["50% skew_ed", "fediod"]["paper_accuracy"] == ""  # that figure is of the other setting
+    assert rows["50% skew_ed", "fediod"]["paper_accuracy"] == ""  # that value is of the other setting
     assert rows["another", "fediod"]["paper_accuracy"] == "10.0"
     assert rows["another", "fediod"]["accuracy_gap"] == ""
     few = rows["50% skew_ed", "few"]
@@ -118,7 +118,7 @@ def test_best_is_within_kind_of_model_and_excludes_released_data(folder: Path) -
             a_run(folder, f"{label}-seed{seed}", metrics[seed], {1: 50.0})
         a_run(folder, f"centralized-seed{seed}", (99.0, 99.0, 1, 1), {1: 50.0})
     [setting] = summarize(folder, plan).settings
-    # Standalone is alone of its kind, centralized is no federation.
+    # Standalone is the only one of its kind; centralized is no federated method.
     assert setting.significantly_best_labels(setting.metric) == {"fediod"}
 
 
@@ -154,7 +154,7 @@ def test_records_have_one_row_per_measured_value(folder: Path) -> None:
     assert len({tuple(row[name] for name in key) for row in rows}) == len(rows)
     of_models = [row for row in rows if row["model"] == "main" and row["metric"] == "accuracy"]
     by_run = records(folder / "compare.csv")
-    # The same numbers as in the table of runs.
+    # The same numbers are in the table of runs.
     assert sorted((row["setting"], row["method"], row["seed"], row["value"]) for row in of_models) == sorted(
         (row["setting"], row["method"], row["seed"], row["accuracy"]) for row in by_run if row["accuracy"]
     )
@@ -169,7 +169,7 @@ def test_latex_is_one_booktabs_table(folder: Path, golden: Golden) -> None:
     assert body[-2:] == ["\\bottomrule", "\\end{tabular}"]
     for line in body:
         assert text.count("{") == text.count("}")
-        if line.endswith("\\\\"):  # as many columns as are declared
+        if line.endswith("\\\\"):  # as many columns as declared
             cells = re.split(r"(?<!\\)&", line)
             spans = [int(span) - 1 for span in re.findall(r"\\multicolumn\{(\d+)\}", line)]
             assert len(cells) + sum(spans) == 11, line
@@ -222,8 +222,8 @@ def change_results(folder: Path, **changes: Any) -> None:
 def test_notes_of_runs_appear_once_per_method(folder: Path) -> None:
     change_results(folder, notes=["perceptual loss is off (<no> weights)"])
     page = Page(write_comparison(folder, compare.read_comparison_folder(folder)).read_text(encoding="utf-8"))
-    assert page.text.count("FedIOD: perceptual loss is off (<no> weights).") == 1  # not once a seed
-    assert "Lower is better" not in page.text  # ECE is in the CSV alone
+    assert page.text.count("FedIOD: perceptual loss is off (<no> weights).") == 1  # not once per seed
+    assert "Lower is better" not in page.text  # ECE is in the CSV only
 
 
 def test_number_of_nodes_of_column_split_comes_from_runs(folder: Path) -> None:
@@ -241,7 +241,7 @@ def test_epsilon_is_maximum_over_nodes_and_seeds(folder: Path) -> None:
     protect(folder, "fedavg-seed0", 2.0, 3.0)
     protect(folder, "fedavg-seed1", 2.5, 2.5)
     protect(folder, "fedavg-seed2", 1.0, 4.0)
-    protect(folder, "fediod-seed0", 2.0, None)  # one node has none, and so has the run
+    protect(folder, "fediod-seed0", 2.0, None)  # one node has no guarantee, so the run has none
     protect(folder, "fediod-seed1", 2.0, 2.0)
     protect(folder, "fediod-seed2", 2.0, 2.0)
     summary = summarize(folder, a_plan())
@@ -279,7 +279,7 @@ def test_all_formats_have_epsilon_column(folder: Path) -> None:
     assert any(note.startswith("Epsilon: ") and "delta 1e-05" in note for note in summary.notes)
 
 
-# --- chance ---
+# --- significance ---
 
 
 def write_resamples(folder: Path, run: str, draws: list[float], cases: int = 20) -> None:
@@ -328,11 +328,11 @@ def test_best_mean_behind_on_common_seeds_is_not_best(folder: Path) -> None:
     [setting] = summarize(folder, plan).settings
     [verdict] = setting.verdicts()
     assert verdict.startswith("Accuracy: FedIOD is not significantly better than FedAvg (-2.0 [")
-    assert setting.significantly_best_labels(setting.metric) == set(), "nor is it bold"
+    assert setting.significantly_best_labels(setting.metric) == set(), "not bold either"
 
 
 def test_significantly_better_method_is_best(folder: Path) -> None:
-    # Differences 4, 3 and 5: 4 +- 4.303 / sqrt(3), though both methods vary by more from seed to seed
+    # Differences 4, 3 and 5: 4 +- 4.303 / sqrt(3), although both methods vary more between seeds
     first = two_methods(folder, [80.0, 84.0, 88.0], [84.0, 87.0, 93.0])
     assert first.significantly_best_labels(first.metric) == {"fediod"}
     assert first.verdicts() == [
@@ -346,7 +346,7 @@ def test_significantly_better_method_is_best(folder: Path) -> None:
     remarks = [
         line.removeprefix("% ") for line in comparison_latex(summary).splitlines() if line.startswith("%")
     ]
-    assert first.verdicts()[0] in remarks, "a setting without a name has none before it"
+    assert first.verdicts()[0] in remarks, "no prefix for a setting without a name"
     assert first.verdicts()[0] in Page(render_comparison_page(summary)).text
     write_comparison(folder, plan)
     pair = next(row for row in records(folder / "compare-pairs.csv") if row["metric"] == "accuracy")
@@ -363,13 +363,13 @@ def test_significance_includes_variance_over_test_cases(folder: Path) -> None:
     same = [80.0, 84.0, 88.0]
     for_all = {"fedavg": [80.0, 90.0, 70.0], "fediod": [83.0, 93.0, 73.0]}
     two_methods(folder, same, [value + 3.0 for value in same])
-    for seed in range(3):  # hard draws are hard for both: the difference is 3 in each
+    for seed in range(3):  # resamples that are hard for one are hard for both: the difference is always 3
         for label, draws in for_all.items():
             write_resamples(folder, f"{label}-seed{seed}", draws)
     plan = a_plan(methods=["fedavg", "fediod"], options={}, runs={}, settings=None, paper=[])
     [setting] = summarize(folder, plan).settings
     assert setting.significantly_best_labels(setting.metric) == {"fediod"}
-    for seed in range(3):  # and now by draw 1, 3 and 5: a standard error of 2, times 4.303
+    for seed in range(3):  # now it is 1, 3 and 5 by resample: a standard error of 2, times 4.303
         write_resamples(folder, f"fediod-seed{seed}", [81.0, 93.0, 75.0])
     [setting] = summarize(folder, plan).settings
     assert setting.significantly_best_labels(setting.metric) == set()
@@ -378,7 +378,7 @@ def test_significance_includes_variance_over_test_cases(folder: Path) -> None:
     ]
     write_resamples(
         folder, "fediod-seed0", [81.0, 93.0, 75.0], cases=19
-    )  # of other cases: nothing pairs them
+    )  # with other cases, resamples cannot be paired
     [setting] = summarize(folder, plan).settings
     assert setting.significantly_best_labels(setting.metric) == {"fediod"}
 

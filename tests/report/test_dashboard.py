@@ -1,4 +1,4 @@
-"""``fedstill dashboard``: what it shows, and to whom; no file by its path, no markup of others."""
+"""``fedstill dashboard``: content, access, no files by path, no markup of other parties."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def serving(folder: Path) -> Iterator[PageServer]:
 
 
 def call(server: PageServer, path: str | None = None, method: str = "GET", **headers: str) -> Reply:
-    """Status, headers and text of a reply; without a path, of the first page."""
+    """Return status, headers and text of a reply; without a path, of the first page."""
     with closing(http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)) as link:
         link.request(method, f"/{server.token}/" if path is None else path, headers=headers)
         reply = link.getresponse()
@@ -57,7 +57,7 @@ def call(server: PageServer, path: str | None = None, method: str = "GET", **hea
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A folder with two runs: one is done, one resumes."""
+    """Return a folder with two runs: one is finished, one was interrupted."""
     (tmp_path / "later <b>").mkdir()
     a_folder(tmp_path / "done", a_result())
     unfinished_run(tmp_path / "later <b>", note=HOSTILE)
@@ -67,7 +67,7 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def clinic(tmp_path: Path) -> Path:
-    """A node that was asked for approval, has answered and refused."""
+    """Return the folder of a node with requests for approval, releases and refusals."""
     folder = tmp_path / "clinic"
     owner_folder.init_folder(folder)
     file = folder / "node.toml"
@@ -91,7 +91,7 @@ def clinic(tmp_path: Path) -> Path:
     return folder
 
 
-# --- who is let in ------------------------------------------------------------------------------------
+# --- access -------------------------------------------------------------------------------------------
 
 
 def test_page_is_served_only_locally_under_its_secret_address(runs: Path) -> None:
@@ -99,7 +99,7 @@ def test_page_is_served_only_locally_under_its_secret_address(runs: Path) -> Non
         assert server.server_address[0] == "127.0.0.1"
         assert call(server)[0] == 200
         port = server.server_address[1]
-        for host in (f"127.0.0.1:{port}", f"localhost:{port}", "localhost:9000"):  # as through a tunnel
+        for host in (f"127.0.0.1:{port}", f"localhost:{port}", "localhost:9000"):  # also through a tunnel
             assert call(server, Host=host)[0] == 200
         for host in ("evil.example", f"evil.example:{port}", "", f"127.0.0.1.evil.example:{port}", "[::1"):
             assert call(server, Host=host)[0] == 421
@@ -145,10 +145,10 @@ def test_no_path_opens_a_file(runs: Path) -> None:
             assert (status, "nobody" in text) == (404, False), path
 
 
-# --- what it shows ------------------------------------------------------------------------------------
+# --- content ------------------------------------------------------------------------------------------
 
 
-def test_runs_are_shown_as_far_as_they_are(runs: Path) -> None:
+def test_unfinished_runs_are_shown(runs: Path) -> None:
     with serving(runs) as server:
         page = Page(call(server)[2])
         link = next(link for link in page.attributes("href") if link.startswith("run/later"))
@@ -158,7 +158,7 @@ def test_runs_are_shown_as_far_as_they_are(runs: Path) -> None:
     assert f"Runs in {runs.resolve()}." in page.text
     assert "distillation 31 of 400" in page.text
     assert "interrupted (fedstill run --resume continues it)" in page.text
-    assert "about" not in page.text  # nothing is left of a run that is over
+    assert "about" not in page.text  # a finished run shows no remaining time
     assert HOSTILE in page.text
     assert "31 of 400" in later.text
     for shown in (page, later):
@@ -181,14 +181,14 @@ def test_node_page_shows_requests_releases_and_remaining_budget(clinic: Path) ->
     assert "counts 40 B 1 0" in page.text
     assert "all runs no guarantee 0" in page.text  # of a budget of 3, after a release without guarantee
     assert "Audit log intact 5 entries" in page.text
-    assert page.text.count(HOSTILE) >= 4  # run, log and request
+    assert page.text.count(HOSTILE) >= 4  # in run, log and request
     assert {"img", "b"}.isdisjoint(tag for tag, _ in page.tags)
     assert [tag for tag, _ in page.tags].count("script") == 1
     after = {path: path.stat().st_mtime_ns for path in clinic.rglob("*") if not path.name.startswith(FILE)}
-    assert after == before  # nothing is written, nor made
+    assert after == before  # no file is written or created
 
 
-def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_page_shows_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "provision").mkdir()
     (tmp_path / "provision/federation.json").write_text('{"name": "fl", "host": "h", "port": 1}')
     other = "<img src=x onerror=alert(3)>"
@@ -224,7 +224,7 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
             assert call(server, f"/{server.token}/run/one")[0] == 200
             assert call(server, f"/{server.token}/run/two")[0] == 404
             assert not closed
-        assert len(closed) == 1, "or its session would keep the process alive after Ctrl+C"
+        assert len(closed) == 1, "an open session would keep the process running after Ctrl+C"
     assert "The server runs as process 77." in page.text
     assert "north 3.0 s ago" in page.text
     assert "one FedIOD running, waits for north for " in page.text
@@ -235,7 +235,7 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
     assert [tag for tag, _ in page.tags].count("script") == 1
 
 
-def test_log_faults_are_on_top_of_the_page(clinic: Path) -> None:
+def test_log_faults_are_at_top_of_page(clinic: Path) -> None:
     edit(clinic / FILE, "UPDATE entries SET line = replace(line, '6668', '6669') WHERE entry = 1")
     with serving(clinic) as server:
         text = Page(call(server)[2]).text
@@ -247,7 +247,7 @@ def test_log_faults_are_on_top_of_the_page(clinic: Path) -> None:
         assert f"its head {FILE}.head is missing" in Page(call(server)[2]).text
 
 
-def test_it_neither_waits_for_a_node_nor_keeps_one_waiting(clinic: Path) -> None:
+def test_page_does_not_block_or_wait_for_nodes(clinic: Path) -> None:
     with closing(AuditLog(clinic / FILE)) as audit:
         requests = ApprovalRequests(clinic, owner_folder.read_node_file(clinic))
         with (
@@ -270,7 +270,7 @@ def test_page_shows_unreadable_files(clinic: Path) -> None:
     )
 
 
-def test_pages_that_take_long_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_pages_are_computed_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now, made = [1000.0], []
 
     def page(path: str, nonce: str) -> str:
@@ -283,7 +283,8 @@ def test_pages_that_take_long_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -
         for _ in range(130):
             server.page("", "")
             now[0] += 1.0
-    assert made == [1000.0, 1021.0, 1042.0, 1081.0, 1120.0]  # after 20 s, if 1 was needed; after 30 at most
+    # after 20 s if a page takes 1 s; after 30 s at most
+    assert made == [1000.0, 1021.0, 1042.0, 1081.0, 1120.0]
 
 
 # --- in a browser -------------------------------------------------------------------------------------
@@ -297,11 +298,11 @@ def test_browser_runs_only_the_page_script(clinic: Path, tmp_path: Path) -> None
         words = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
         words += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
         shown = subprocess.run([*words, server.address], capture_output=True, text=True, timeout=100)
-    assert '<button type="button">Pause</button>' in shown.stdout  # which the script shows
+    assert '<button type="button">Pause</button>' in shown.stdout  # the script shows this button
     assert "<img" not in shown.stdout
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_port_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SystemExit) as ended:
@@ -331,7 +332,7 @@ def test_slow_connections_leave_threads_for_requests(runs: Path) -> None:
         assert call(server)[0] == 200
 
 
-def test_a_client_that_sends_a_byte_now_and_then_is_ended_by_the_deadline(
+def test_slow_client_is_disconnected_at_deadline(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(page_server, "CLIENT_TIMEOUT", 1.5)
@@ -351,7 +352,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_ended_by_the_deadline(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_page_that_takes_longer_than_the_deadline_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_slower_than_deadline_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_server, "CLIENT_TIMEOUT", 1.5)
 
     def page(path: str, nonce: str) -> str:

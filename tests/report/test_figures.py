@@ -59,11 +59,11 @@ def test_losses_plot_every_finite_step(tmp_path: Path) -> None:
     run = a_folder(tmp_path, a_result())
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"phase": "distillation", "step": 5, "losses": {"gan": NaN, "student": 0.25}}\n')
-        for node in ("ward-10", "ward-2"):  # in the order in which they were trained
+        for node in ("ward-10", "ward-2"):  # in training order
             file.write(f'{{"phase": "local", "node": "{node}", "step": 50, "loss": 0.5}}\n')
     axes = figures.losses(run).axes
     shown = {each.get_title(loc="left"): each.lines[0].get_xydata().tolist() for each in axes}
-    assert shown["gan"] == [[k, 0.7] for k in (1, 2, 3, 4)]  # what is not finite is left out
+    assert shown["gan"] == [[k, 0.7] for k in (1, 2, 3, 4)]  # non-finite values are omitted
     assert shown["student"] == [*([k, 1.5 / k] for k in (1, 2, 3, 4)), [5, 0.25]]
     local = figures.local_losses(run).axes
     names = ["north", "south", "ward-2", "ward-10", "centralized"]
@@ -150,7 +150,7 @@ def test_areas_are_bytes_and_lines_connect_one_method() -> None:
     for line in lines:
         at = tuple(line.get_xydata()[0])
         sizes[at] = max(sizes.get(at, 0.0), line.get_markersize())
-    assert sizes[60, 80] == sizes[50, 60] / 2  # a quarter of the bytes: a quarter of the area
+    assert sizes[60, 80] == sizes[50, 60] / 2  # a quarter of the bytes has a quarter of the area
     assert sizes[70, 90] < sizes[60, 80]
     joined = [line.get_xydata().tolist() for line in lines if len(line.get_xydata()) == 2]
     assert [[50, 60], [70, 90]] in joined
@@ -190,7 +190,7 @@ def test_names_are_escaped_and_svg_is_deterministic() -> None:
     assert first == render()
     assert first.count("<use ") == 2
     assert "<script>" not in first
-    assert first.count("&lt;script&gt;$x^2$") == 4  # in the label twice, and the tip of each of two points
+    assert first.count("&lt;script&gt;$x^2$") == 4  # twice in the label, and at each of two points
     assert "font-family" not in first
     assert "<style" not in first
 

@@ -73,10 +73,10 @@ def test_outlines_are_drawn_over_the_image(tmp_path: Path) -> None:
     ):
         assert expected in page.text, expected
     images = [attrs["href"] or "" for tag, attrs in page.tags if tag == "image" and "id" in attrs]
-    assert len(images) == 2  # once a case, used by all its panels
+    assert len(images) == 2  # once per case, shared by its panels
     lines = [attrs["href"] or "" for tag, attrs in page.tags if attrs.get("class") == "lines"]
     most = [decoded(line).max() for line in lines[:3]]
-    assert most == [2, 4, 2]  # the truth alone; both; nothing was found
+    assert most == [2, 4, 2]  # truth alone; both; no prediction
     names = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     assert len(names) == len(set(names))
     links = [attrs["href"] for tag, attrs in page.tags if tag == "use"]
@@ -94,11 +94,11 @@ def test_outlines_run_between_pixels_but_not_along_the_border() -> None:
     codes = outline_codes(np.array([[0, 1, 1, 1]]), np.array([[0, 1, 1, 0]]))
     k = codes.shape[1] // 4
     assert (codes[:, k] == 4).all()  # where both change
-    assert (codes[:, 3 * k] == 3).all()  # where the prediction alone does
+    assert (codes[:, 3 * k] == 3).all()  # where only the prediction changes
     assert (codes[:, [0, 2 * k, -1]] == 0).all()
     assert (outline_codes(np.array([[0, 1, 1, 1]]), np.array([[0, 0, 0, 0]])) == 2).any()
     alone = outline_codes(np.array([[0, 1]]))
-    assert sorted(np.unique(alone)) == [0, 1, 2]  # the line has a dark rim
+    assert sorted(np.unique(alone)) == [0, 1, 2]  # the line has a dark border
     assert (alone == 2).sum(axis=1).max() == LINE_WIDTH
 
 
@@ -120,7 +120,8 @@ def test_outline_colors_differ_for_color_blind_readers(tmp_path: Path) -> None:
     styles = ("truth", "prediction", "both")
     legend = [re.findall(rf"\.{style} {{ stroke: (#[0-9a-f]{{6}})", source) for style in styles]
     colors = ["#{:02x}{:02x}{:02x}".format(*color[:3]) for color in OUTLINE_COLORS[2:]]
-    assert legend == [[color] for color in colors]  # in light and in dark, in the legend and in the pictures
+    # in light and dark mode, in the legend and in the pictures
+    assert legend == [[color] for color in colors]
     for one, other in itertools.combinations(map(simulated, colors), 2):
         assert all(np.abs(a - b).max() > 0.4 for a, b in zip(one, other, strict=True))
 
@@ -189,7 +190,7 @@ def test_errors_of_all_cases_share_one_scale(tmp_path: Path) -> None:
         assert [panel["name"] for panel in case["panels"]] == ["truth", "measured, zero-filled", "student"]
         address = re.search(r'src="([^"]+)"', case["errors"][1])
         assert address is not None
-        shades.append(decoded(address[1])[0, 0].tolist())  # its number among the colors
+        shades.append(decoded(address[1])[0, 0].tolist())  # its index among the colors
     assert shades[1] == 255
     assert shades[0] in (127, 128)
     page = read(tmp_path)
@@ -226,7 +227,7 @@ def test_images_from_label_maps_are_fewer_and_larger(tmp_path: Path) -> None:
     save_file(tensors, folder / "samples.safetensors")
     page = read(folder)
     labels = [label for label in page.attributes("aria-label") if "generated inputs at step" in label]
-    assert [label.rpartition(" ")[2] for label in labels] == ["10", "40", "70", "100"]  # as far apart each
+    assert [label.rpartition(" ")[2] for label in labels] == ["10", "40", "70", "100"]  # equally spaced
     assert labels[0].startswith("6 generated")
     first = next(attrs["src"] or "" for tag, attrs in page.tags if tag == "img")
     assert decoded(first).shape == (128, 128)

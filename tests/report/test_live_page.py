@@ -25,7 +25,8 @@ def test_page_shows_progress_and_metrics(tmp_path: Path) -> None:
     ]
     lines[-1] |= {"link_seconds_each": 0.12, "link_link": 3.0, "link_waiting": 0.0}
     page = read(measured(unfinished_run(tmp_path), lines))
-    assert "Accuracy so far 82.0%" in read(unfinished_run(tmp_path, note="accuracy 82.0 %")).text  # newer
+    # a later snapshot
+    assert "Accuracy so far 82.0%" in read(unfinished_run(tmp_path, note="accuracy 82.0 %")).text
     assert "not finished" in page.text
     assert "continues without west" in read(unfinished_run(tmp_path, excluded=["west"])).text
     assert "31 of 400" in page.text

@@ -97,14 +97,14 @@ def folder_of(folder: Path, result: dict[str, Any]) -> Page:
     return read(folder)
 
 
-# --- figures ---
+# --- values ---
 
 
 def test_max_guess_accuracy_is_that_of_optimal_test() -> None:
-    # Randomized response that tells the truth with probability e / (1 + e) attains them at epsilon 1.
+    # Randomized response that is true with probability e / (1 + e) reaches the bound at epsilon 1.
     assert max_guess_accuracy(1.0, 0.0) == pytest.approx(math.e / (1 + math.e))
     assert max_guess_accuracy(0.0, 0.0) == 0.5
-    # Epsilon 0: a guess is right half the time, and always in a share delta of the cases.
+    # Epsilon 0: a guess is correct half the time, and always in a share delta of the cases.
     assert max_guess_accuracy(0.0, 0.5) == pytest.approx(0.75)
     assert max_guess_accuracy(1e6, 0.0) == 1.0
 
@@ -128,7 +128,7 @@ def test_page_lists_cost_budget_and_releases_of_each_node(tmp_path: Path, golden
     assert f"south {kinds} pate 5 1e-05 99.4% 8 3" in page.text
     assert "No guarantee:" not in page.text
     assert "disagree" not in page.text
-    # What is said alike is said once.
+    # Texts that are the same for all nodes appear once.
     for line in (
         COUNTS,
         "logits of predict: all votes of 10 teachers",
@@ -182,7 +182,7 @@ def test_page_distinguishes_simulations(tmp_path: Path, golden: Golden) -> None:
     golden("report-of-noisy-simulation", simulated.lines)
     deployed = only_result(tmp_path / "b", {**noisy, "files": {"queries": {}}})
     golden("report-of-noisy-deployment", deployed.lines)
-    # Noise from a known seed protects nobody, and a server sees nothing past a gate.
+    # Noise from a known seed gives no protection, and a server cannot bypass a gate.
     for words in ("seed in this report", "past the gates"):
         assert words in simulated.text
         assert words not in deployed.text
@@ -258,7 +258,7 @@ def test_terminal_prints_privacy_cost(golden: Golden) -> None:
     assert "epsilon 5 at delta 1e-05" in " ".join(printed(every).split())
 
 
-# --- of images ---
+# --- notes on images ---
 
 
 def _crossed(method: str, *up: str, down: int = 7) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def test_page_has_notes_on_released_images(tmp_path: Path, golden: Golden) -> No
         result,
         {**result_with(a_node("north", 3.0), unprotected_node("south")), "bytes": result["bytes"]},
     ]
-    for number, one in enumerate(every):  # without any mechanism, and with one at a node
+    for number, one in enumerate(every):  # without a mechanism, and with one at a single node
         notes = image_notes(Result.from_record(one))
         golden("notes-on-released-images", "\n".join(notes))
         text = only_result(tmp_path / str(number), one).text
@@ -282,7 +282,7 @@ def test_page_has_notes_on_released_images(tmp_path: Path, golden: Golden) -> No
 def test_image_notes_depend_on_releases() -> None:
     assert image_notes(Result.from_record(_crossed("fediod", "logits", "gradients"))) == []
     (maps_note,) = image_notes(Result.from_record(_crossed("fediod", "label maps", down=0)))
-    assert "other nodes" not in maps_note  # no query has maps with it
+    assert "other nodes" not in maps_note  # no query sends maps with it
     returned = {"returned": ["label maps"]}
     (maps_note,) = image_notes(Result.from_record({**_crossed("asyndgan", "label maps"), **returned}))
     assert "all other nodes" not in maps_note
@@ -326,7 +326,7 @@ def an_inversion() -> dict[str, Any]:
 
 
 def a_target(of: str = "student", **changes: Any) -> dict[str, Any]:
-    """Return a target with two attacks: LiRA with success, loss threshold without."""
+    """Return a target with two attacks: LiRA succeeds, the loss threshold does not."""
     lira = attack_results.member_attack(
         "LiRA",
         interval(0.6123, 0.5831, 0.6409),
@@ -350,7 +350,7 @@ PAIRS = [
 
 
 def generated(**changes: Any) -> dict[str, Any]:
-    """Return attack results on generated images, as of a run of FedIOD."""
+    """Return attack results on generated images, as for FedIOD."""
     distances = {
         "extractor": "features of the student",
         "dimensions": 64,
@@ -420,7 +420,7 @@ def image_urls(page: Page, *alts: str) -> list[str]:
     return [attrs["src"] or "" for tag, attrs in page.tags if tag == "img" and attrs.get("alt") in alts]
 
 
-# --- figures ---
+# --- values ---
 
 
 def test_section_starts_with_summary_and_calls_nothing_safe(tmp_path: Path, golden: Golden) -> None:
@@ -451,7 +451,7 @@ def test_inversion_table_has_baseline_without_attack(tmp_path: Path) -> None:
         "Inverting gradients 22.0 dB 23.5 dB 20.5 dB 22.0 dB",
     ):
         assert expected in page.text, expected
-    assert "<b>31.2 \u00b1 4.0 dB</b>" in (tmp_path / "report.html").read_text()  # the best attack
+    assert "<b>31.2 \u00b1 4.0 dB</b>" in (tmp_path / "report.html").read_text()  # the best attack is bold
 
 
 def test_original_and_recovered_images_are_in_order(tmp_path: Path) -> None:
@@ -475,7 +475,7 @@ def test_images_beyond_maximum_are_counted(tmp_path: Path) -> None:
     assert "The first 10 images; 6 more are included in the metrics above." in page.text
     assert "victim 1, image 4 victim 2, image 1" in page.text
     assert "20.0 dB 21.0 dB" in page.text
-    assert "30.0 dB" not in page.text  # of the eleventh
+    assert "30.0 dB" not in page.text  # PSNR of the eleventh image
 
 
 def test_membership_table_has_intervals_and_resolution_note(tmp_path: Path, golden: Golden) -> None:
@@ -491,7 +491,7 @@ def test_membership_table_has_intervals_and_resolution_note(tmp_path: Path, gold
         assert expected in page.text, expected
     assert (
         page.text.count("not significantly different from guessing") == 2
-    )  # loss, of both targets: LiRA's is above 0.5
+    )  # the loss attack on both targets; LiRA's intervals are above 0.5
     assert "1% false alarms need" not in page.text.replace("0.1% false alarms", "")
     lines = [attrs for tag, attrs in page.tags if tag == "line" and attrs.get("class") == "whisker"]
     assert ("58.31%", "64.09%") in [(attrs["x1"], attrs["x2"]) for attrs in lines]
@@ -543,7 +543,7 @@ def test_nodes_have_display_names(tmp_path: Path) -> None:
         assert expected in text, expected
 
 
-# --- what is not there ---
+# --- missing parts ---
 
 
 def test_run_without_attacks_has_no_section(tmp_path: Path) -> None:
@@ -575,10 +575,10 @@ def test_missing_images_are_reported(tmp_path: Path) -> None:
     assert len(image_urls(page, "original")) == 4
     assert image_urls(page, "generated") == []
     two = {name: np.repeat(stack, 2, axis=1) for name, stack in of_inversion().items()}
-    assert image_urls(attacked(tmp_path, leakage, two), "original") == []  # of two channels: not to be shown
+    assert image_urls(attacked(tmp_path, leakage, two), "original") == []  # two channels cannot be shown
 
 
-# --- broken and hostile files ---
+# --- broken and malicious files ---
 
 
 def test_broken_image_file_raises_error(tmp_path: Path) -> None:

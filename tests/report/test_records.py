@@ -1,4 +1,4 @@
-"""Files of a run are validated with one-line errors, and one list of records holds what was measured."""
+"""Files of a run are validated with one-line errors, and one list of records has all metrics."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_records_hold_each_measured_value() -> None:
         (CENTRALIZED, "", "", "accuracy"): (95.0, None, None),
         (STANDALONE, "", "", "accuracy"): (70.0, 2.0, (66.0, 74.0)),
         (STANDALONE, "north", "", "accuracy"): (68.0, None, None),
-        (STANDALONE, "west", "", "accuracy"): (72.0, None, None),  # of the third node, the second has none
+        (STANDALONE, "west", "", "accuracy"): (72.0, None, None),  # of the third node; the second has none
         (LOCAL, "", "", "accuracy"): (80.0, 1.0, (66.0, 74.0)),
         (LOCAL, "north", "", "accuracy"): (79.0, None, None),
         (LOCAL, "south", "", "accuracy"): (80.0, None, None),
@@ -93,7 +93,7 @@ def test_methods_without_a_global_model_are_evaluated_by_local_models() -> None:
     result = Result.from_record({**RESULT, "evaluated_model": "nodes", "accuracy": 80.5})
     row = next(row for row in model_rows(result) if row.is_main)
     assert row.main_record is not None
-    # The value is the result's, deviation and interval are over the nodes.
+    # The value is the result's; deviation and interval are over the nodes.
     assert (row.value, row.main_record.std, row.interval) == (80.5, 1.0, (66.0, 74.0))
     assert row.node_values == [79.0, 80.0, 81.0]
     assert [row.model for row in model_rows(result)] == [MAIN, CENTRALIZED]
@@ -192,7 +192,7 @@ def test_rejects_deeply_nested_json(tmp_path: Path) -> None:
 
 def test_accepts_subclasses_of_str() -> None:
     class Version(str):
-        """As torch.__version__ is, in a result that was not read from a file."""
+        """A str subclass like torch.__version__, in a result that was not read from a file."""
 
     assert Result.from_record({"versions": {"torch": Version("2.9")}}).versions == {"torch": "2.9"}
 

@@ -115,7 +115,7 @@ def test_page_loads_and_runs_nothing(tmp_path: Path) -> None:
 def test_figures_and_tables_have_accessible_texts(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     drawings = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("class") == "plot"]
-    assert len(drawings) == 8  # accuracy for three widths, two losses, two nodes, centralized
+    assert len(drawings) == 8  # accuracy at three widths, two losses, two nodes, centralized
     assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in drawings)
     assert all("alt" in attrs for tag, attrs in page.tags if tag == "img")
     assert sum(tag == "caption" for tag, _ in page.tags) == sum(tag == "table" for tag, _ in page.tags)
@@ -142,14 +142,14 @@ def test_hostile_names_are_escaped(tmp_path: Path) -> None:
     assert "script" not in {tag for tag, _ in page.tags}
     assert not page.attributes("onerror")
     assert page.text.count(hostile) >= 14
-    assert f"Note: {hostile}. Data: " in page.text  # what the nodes' side tells stands before the figures
+    assert f"Note: {hostile}. Data: " in page.text  # notes from nodes are above the figures
 
 
 def test_result_without_other_files_is_enough(tmp_path: Path, golden: Golden) -> None:
     page = only_result(tmp_path, a_result())
     golden("run-page-of-a-result-alone", page.lines)
     assert page.text.count("not measured :") == 4
-    # The sums are the result's own, the table by kind is not invented.
+    # The totals are those of the result; there is no table by kind.
     assert "north not measured not measured not measured not measured 40.1 kB" in page.text
     assert "All nodes 5 20.0 kB 60.0 kB 160 B 80.2 kB" in page.text
 
@@ -279,7 +279,7 @@ def test_sentence_names_released_payload_kinds(golden: Golden) -> None:
     golden("run-sentences", "\n".join(f"{name}: {sentence}" for name, sentence in sentences.items()))
     assert "or models" not in sentences["model sent"]
     assert "No node released" not in sentences["data"]
-    assert "label maps" not in sentences["maps sent"]  # sent, they say nothing of a node's own images
+    assert "label maps" not in sentences["maps sent"]  # sent maps reveal nothing about a node's own images
     assert "No node released images" not in sentences["maps and features"]
 
 
@@ -297,7 +297,7 @@ def test_sentence_makes_no_claims_on_custom_payload_kinds() -> None:
         )
         for kind in ("lab: theta", "parameters")
     }
-    sentences["records"] = sentence_with({"records": bytes_of})  # that nobody knows
+    sentences["records"] = sentence_with({"records": bytes_of})  # an unknown payload kind
     for unknown in ("lab: theta", "records"):
         assert "or models" not in sentences[unknown]
         assert "No node released" not in sentences[unknown]
@@ -374,16 +374,16 @@ def test_page_uses_display_names_everywhere(tmp_path: Path) -> None:
     tensors = {"0/image": image, "0/truth": TRUTH, "0/output/0": FOUND, "0/output/1": FOUND.copy()}
     save_file(tensors, folder / "pictures.safetensors")
     text = read(folder).text
-    node = "north \u00b7 Utrecht"  # a reader of the page's text makes all spaces alike
+    node = "north \u00b7 Utrecht"  # the test's parser normalizes spaces
     for listed in (
         f"{node} 80.0",  # site by site
         f"{node} accuracy of the patient 2.0%",  # below a picture
-        f"{node} 700 3 0",  # what it holds
-        f"{node} 0.333",  # over the losses of its training
-        f"{node} 5 10.0 kB",  # what left it
-        f"{node} label counts 80 B , logits 10.0 kB",  # what that cost
+        f"{node} 700 3 0",  # its data
+        f"{node} 0.333",  # above its training losses
+        f"{node} 5 10.0 kB",  # its releases
+        f"{node} label counts 80 B , logits 10.0 kB",  # cost of its releases
         f"Mechanism of {node}",
-        f"{node}: ",  # what was paid
+        f"{node}: ",  # its privacy statement
         f"{node} excluded at query 3",
         f"{node} small-cnn",  # its model
     ):
@@ -433,7 +433,7 @@ def test_run_split_by_site_records_sites(tmp_path: Path) -> None:
     assert messages == [("node-0", "east"), ("node-1", "west")]
     assert result["nodes"][0]["examples"] > result["nodes"][1]["examples"]  # east has two of three patients
     assert result["split"]["values"] == ["east", "west"]
-    assert result["sites"]["names"] == ["east", "west"]  # of the test part, as before
+    assert result["sites"]["names"] == ["east", "west"]  # sites of the test part, as before
     messages = str(entries(tmp_path / "out"))
     assert "node-0" in messages
     assert "west" not in messages

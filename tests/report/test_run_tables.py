@@ -118,7 +118,7 @@ def test_findings_table_shows_each_finding(tmp_path: Path, golden: Golden) -> No
     golden("run-page-of-findings", page.part("AUC of each finding", "AUC over"))
     text = page.text
     assert "Effusion 70.0% 80.0% 55.0%" in text  # the mean of 60 and 50
-    assert "<Mass> not measured 60.0% 40.0%" in text  # of the one node that has a figure
+    assert "<Mass> not measured 60.0% 40.0%" in text  # of the one node that has a value
     row = source[source.index(">Effusion<") : source.index("&lt;Mass&gt;</th>")]
     assert 'width="70.00%"' in row
     assert '<line class="centralized" x1="80.00%" x2="80.00%"' in row
@@ -174,17 +174,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_best_method_is_per_metric(folder: Path) -> None:
-    for method in ("standalone", "fedavg", "fediod"):  # the same again: no chance between seeds
+    for method in ("standalone", "fedavg", "fediod"):  # equal in all seeds: no variance between seeds
         shutil.copytree(folder / f"{method}-seed0", folder / f"{method}-seed1")
     [two] = summarize(folder, a_plan(2)).settings
     assert not any(two.significantly_best_labels(metric) for metric in two.metrics), (
-        "that two agree may be chance"
+        "two seeds may agree by chance"
     )
     for method in ("standalone", "fedavg", "fediod"):
         shutil.copytree(folder / f"{method}-seed0", folder / f"{method}-seed2")
     [setting] = summarize(folder, a_plan(3)).settings
     best = {metric.key: setting.significantly_best_labels(metric) for metric in setting.metrics}
-    # HD95 is better where it is lower; only one student has a specificity, so there is no best.
+    # Lower HD95 is better; only one student has a specificity, so there is no best.
     assert best == {"dice": {"fediod"}, "sensitivity": {"fedavg"}, "specificity": set(), "hd95": {"fedavg"}}
 
 
@@ -196,7 +196,7 @@ def test_markdown_has_all_metrics_and_published_ones(folder: Path) -> None:
     )
     assert any(line.startswith(head) and "paper, HD95 | gap, HD95 |" in line for line in lines)
     start = "| Standalone | nodes | 65.0 ± 3.0 | - | 69.0 ± 4.0 | 99.0 ± 0.5 | 24.0 ± 3.5 |"
-    assert any(line.startswith(start) for line in lines)  # over the nodes, as there is one seed
+    assert any(line.startswith(start) for line in lines)  # over nodes, as there is one seed
     assert any(line.startswith("| FedAvg | student | 74.0 | 72.5 | 79.0 | - | 10.0 |") for line in lines)
     [fediod] = [line for line in lines if line.startswith("| FedIOD |")]
     assert fediod.endswith(" 75.4 | -0.4 | 111.8 | -100.8 |")
@@ -207,7 +207,7 @@ def test_latex_and_page_have_a_column_per_metric(folder: Path, golden: Golden) -
     text = comparison_latex(summary)
     golden("comparison-of-maps", f"{text}\n\n{comparison_markdown(summary)}")
     assert "Dice & Local Dice & Sens. & Spec. & HD95" in text
-    assert "\\textbf" not in text  # of one seed there is no order
+    assert "\\textbf" not in text  # one seed gives no significance
     path = write_comparison(folder, a_plan(1))
     page = Page(path.read_text(encoding="utf-8"))
     assert "75.0 - 78.0 99.6 11.0 80.2 kB 72.0 kB 3 192 75.4 -0.4 111.8 -100.8" in page.text
@@ -222,7 +222,7 @@ def test_csv_has_a_column_per_metric(folder: Path) -> None:
     assert (
         run.items() >= {**expected, "hd95": "10.0", "local_hd95": "20.0", "centralized_hd95": "12.85"}.items()
     )
-    assert run["specificity"] == ""  # not measured, and no number made up for it
+    assert run["specificity"] == ""  # not measured, so there is no number
     [row] = [row for row in records(folder / "compare-summary.csv") if row["method"] == "fediod"]
     assert (row["hd95_mean"], row["paper_hd95"], row["dice_mean"]) == ("11.0", "111.76", "75.0")
     assert float(row["hd95_gap"]) == pytest.approx(-100.76)
@@ -235,7 +235,7 @@ def test_terminal_prints_every_metric(folder: Path, width: int) -> None:
         assert metric in text, metric
 
 
-# --- one class an input ---
+# --- one class per input ---
 
 
 def classified() -> dict[str, Any]:
@@ -259,7 +259,7 @@ def classified() -> dict[str, Any]:
 
 def test_main_metric_is_first_and_majority_class_is_baseline(tmp_path: Path) -> None:
     text = printed(classified())
-    # What is brief stands in a terminal: the leading figure first.
+    # The terminal shows short names, with the main metric first.
     assert re.search(r"AUC % +accuracy % +balanced acc\. %\s", text)
     assert re.search(r"student \(FedIOD\) +88\.0 +90\.0 +77\.0\s", text)
     assert re.search(r"majority class +50\.0 +85\.0 +50\.0\s", text)

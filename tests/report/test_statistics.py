@@ -28,11 +28,12 @@ def case_scores(*central: float | None, **others: Any) -> dict[str, Any]:
 
 
 def test_variation_between_cases_cancels_in_differences(tmp_path: Path) -> None:
-    """Patients differ by 80 points, models by 2 or 4 per patient: only the latter is in the interval."""
+    """Patients differ by 80 points, models by 2 or 4 per patient: only the latter affects the interval."""
     first = a_run(tmp_path / "a", case_scores(10.0, 50.0, 90.0, 30.0))
     second = a_run(tmp_path / "b", case_scores(8.0, 46.0, 88.0, 26.0))
     difference = paired_difference([first], [second])
-    # Means of four draws of {2, 4}: 2 with chance 1/16 at either end, so the 2.5th percentile is the end.
+    # Means of four samples of {2, 4}: 2 with probability 1/16 at either end, so the 2.5th percentile is the
+    # end.
     assert difference == CaseDifference(3.0, 2.0, 4.0, 4)
     assert str(difference) == "+3.0 [+2.0, +4.0] over 4 cases"
     back = paired_difference([second], [first])
@@ -67,7 +68,7 @@ def test_seed_difference_pairs_runs_by_seed(tmp_path: Path) -> None:
         (folder / "result.json").write_text(json.dumps(record))
         return folder
 
-    # Seeds move both by 20 points; the differences 1.0, 1.2, 0.8 have 1.0 +- 4.303 * 0.2 / sqrt(3).
+    # Seeds change both by 20 points; the differences 1.0, 1.2, 0.8 have 1.0 +- 4.303 * 0.2 / sqrt(3).
     first = [run("a", seed, reached) for seed, reached in enumerate((70.0, 80.0, 90.0))]
     second = [run("b", seed, reached) for seed, reached in enumerate((69.0, 78.8, 89.2))]
     difference = seed_difference(first, second[::-1])
@@ -119,11 +120,11 @@ def seeds(method: str, *values: float) -> ReproducedMetric:
 
 
 def test_pair_is_significant_by_paired_difference_over_seeds() -> None:
-    # Seeds move both alike: differences 1.0, 1.2, 0.8 have the interval 1.0 +- 4.303 * 0.2 / sqrt(3).
+    # Seeds change both equally: differences 1.0, 1.2, 0.8 have the interval 1.0 +- 4.303 * 0.2 / sqrt(3).
     steady = [seeds("a", 70.0, 80.0, 90.0), seeds("b", 69.0, 78.8, 89.2)]
     assert compare_ranking(steady, paper(a=2.0, b=1.0)) == RankingAgreement(1, 1, 1, 1)
     assert compare_ranking(steady, paper(a=1.0, b=2.0)) == RankingAgreement(1, 0, 1, 0)
-    # The same means, but 1.0, 3.0, -1.0: 1.0 +- 5.0.
+    # The same means with differences 1.0, 3.0, -1.0: 1.0 +- 5.0.
     loose = [seeds("a", 70.0, 80.0, 90.0), seeds("b", 69.0, 77.0, 91.0)]
     assert compare_ranking(loose, paper(a=2.0, b=1.0)) == RankingAgreement(1, 1, 0, 0)
 
@@ -135,7 +136,7 @@ def test_one_seed_is_not_significant() -> None:
 
 
 def test_methods_are_compared_on_common_seeds() -> None:
-    # Of the seeds 0 to 2 a is above b by 1.0, 1.2, 0.8; by b's fourth, which a lacks, it would not be.
+    # On seeds 0 to 2, a is above b by 1.0, 1.2, 0.8; b's fourth seed, which a lacks, would change this.
     rows = [seeds("a", 70.0, 80.0, 90.0), seeds("b", 69.0, 78.8, 89.2, 200.0)]
     assert compare_ranking(rows, paper(a=2.0, b=1.0)) == RankingAgreement(1, 1, 1, 1)
     strangers = [rows[0], ReproducedMetric("", "b", "accuracy", {7: 1.0})]

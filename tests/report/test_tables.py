@@ -64,7 +64,7 @@ def test_standalone_nodes_are_one_row() -> None:
         (0, "0 B"),
         (1000, "1.0 kB"),
         (99_949, "99.9 kB"),
-        (99_950, "100 kB"),  # three digits are enough
+        (99_950, "100 kB"),  # three digits
         (999_500, "1.0 MB"),  # never "1000 kB"
         (12_345_678, "12.3 MB"),
         (7 * 10**18, "7000 PB"),  # the largest unit

@@ -1,4 +1,4 @@
-"""Reading and writing configurations: strict, exact, and clear about what is wrong."""
+"""Reading and writing configurations: strict, exact, with clear errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Inner:
 
 @dataclass(frozen=True)
 class Outer:
-    """Every kind of value that a configuration may hold."""
+    """Options of every type that a configuration may have."""
 
     flag: bool = False
     count: int = 1
@@ -48,7 +48,7 @@ class Outer:
 
 
 INNER = st.builds(Inner, st.floats(0, math.inf), st.none() | st.integers())
-WRITABLE = st.text(st.characters(exclude_categories=["Cs"]))  # all of Unicode but lone surrogates
+WRITABLE = st.text(st.characters(exclude_categories=["Cs"]))  # all Unicode characters except lone surrogates
 OUTER = st.builds(
     Outer,
     flag=st.booleans(),
@@ -65,7 +65,7 @@ OUTER = st.builds(
 
 @dataclass(frozen=True)
 class Toy(Method):
-    """A method's configuration with values of every kind."""
+    """A method whose options have values of every type."""
 
     outer: Outer = field(default_factory=Outer)
 
@@ -76,7 +76,7 @@ def toy_method(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def offer_toy(patch: pytest.MonkeyPatch) -> None:
-    """As an installed package would."""
+    """Register the method, as an installed package would."""
     patch.setitem(METHODS.builtin, "toy", f"{Toy.__module__}:Toy")
     patch.setitem(METHODS._loaded, "toy", Toy)
 
@@ -88,7 +88,7 @@ def test_value_round_trips_through_toml(outer: Outer) -> None:
         run = spec.RunSpec(method=Toy(outer))
         again = spec.read_toml(spec.to_toml(run))
     assert again == run
-    assert repr(again) == repr(run)  # 1 == 1.0 == True, but they do not print alike
+    assert repr(again) == repr(run)  # the repr distinguishes 1, 1.0 and True, which are equal
 
 
 @given(
@@ -176,7 +176,7 @@ def test_errors_name_option_paths(table: dict[str, Any], line: str) -> None:
         ({"pair": [1]}, r"invalid x.pair = [1] (expected a list of an integer, a number"),
         ({"pair": [1.5, 2]}, r"invalid x.pair[0] = 1.5 (expected an integer"),
         ({"inner": {"size": 1.5}}, r"invalid x.inner.size = 1.5 (expected an integer or 'none'"),
-        # A part that names itself by the end of its path is completed, and never misnamed.
+        # A partial name is completed to the option's path, and never misnamed.
         ({"inner": {"rate": -1}}, r"invalid x.inner.rate = -1.0 (expected 0 or more"),
     ],
 )
@@ -221,7 +221,7 @@ def test_describes_every_option_type() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of presets in place of ours."""
+    """Replace the package's folder of presets by one of the tests."""
     monkeypatch.setattr(presets, "FOLDER", tmp_path)
     method = '[method]\nname = "fediod"\ntau = 2.0\n'
     write = {
@@ -316,9 +316,7 @@ def test_presets_are_valid(name: str) -> None:
         ),
     ],
 )
-def test_fedmd_cg_has_a_preset_of_the_print_and_one_of_the_published_code(
-    preset: str, options: dict[str, Any]
-) -> None:
+def test_fedmd_cg_has_printed_and_published_presets(preset: str, options: dict[str, Any]) -> None:
     run = spec.load(f"fashion-fedmd-cg-{preset}")
     assert {name: getattr(run.method, name) for name in options} == options
     assert run.nodes.local.smoothing == 0.0
@@ -330,7 +328,7 @@ def test_fedmd_cg_has_a_preset_of_the_print_and_one_of_the_published_code(
     assert (ours.data, ours.split.nodes, ours.split.alpha) == (run.data, run.split.nodes, run.split.alpha)
 
 
-def test_fediod_and_fedkd_presets_have_the_forms_of_their_names() -> None:
+def test_fediod_and_fedkd_presets_match_their_names() -> None:
     printed, published = (spec.load(f"cifar10-fediod-{form}") for form in ("printed", "published"))
     weights = ("gan", "conf", "unique", "mimic", "balance")
     assert [getattr(published.method, name) for name in weights] == [1.0, 1.0, -5.0, 0.2, 10.0]
@@ -343,10 +341,10 @@ def test_fediod_and_fedkd_presets_have_the_forms_of_their_names() -> None:
     assert spec.load("digits-fedkd-printed").method.gamma == 1.0
 
 
-def test_printed_preset_has_the_papers_widths_and_weights() -> None:
+def test_printed_preset_has_widths_and_weights_of_the_paper() -> None:
     run = spec.load("cifar10-fediod-printed")
     assert (run.data.registered_name, run.split.nodes, run.split.alpha) == ("cifar10", 20, 1.0)
-    assert (run.nodes.models, run.student.model) == (("resnet8",), "resnet8")  # of width 128, its default
+    assert (run.nodes.models, run.student.model) == (("resnet8",), "resnet8")  # of width 128, the default
     method = run.method
     assert (method.generator.width, method.critic.width, method.generator.noise, method.batch) == (
         128,
@@ -355,11 +353,11 @@ def test_printed_preset_has_the_papers_widths_and_weights() -> None:
         64,
     )
     assert (method.gan, method.conf, method.unique, method.balance) == (1.0, 1.0, 1.0, 0.0)
-    # Eq. 10 sums over the classes, where the infinite limit has half their mean: 2 C = 20.
+    # Eq. 10 sums over classes; the infinite limit has half their mean: 2 C = 20.
     assert (method.mimic, method.tau) == (20.0, math.inf)
     assert (method.critic.loss, method.gan_weights) == ("eq2", "size")
     assert (method.importance, method.ensemble) == ("fakeness", "logits")
-    # One student step a query, on that query's own inputs.
+    # One student step per query, on the inputs of that query.
     assert (method.student.steps, method.student.memory, method.student.batch) == (1, 64, 64)
     local = run.nodes.local
     assert (local.optimizer, local.lr, local.batch, local.epochs) == ("sgd", 0.0025, 16, 500)

@@ -17,7 +17,7 @@ from fedstill.runs.spec import from_dict
 
 
 class Connected:
-    """Stands for the server's word of who is there."""
+    """Replaces the admin's connection; two nodes are connected."""
 
     def nodes(self) -> dict[str, float]:
         return {"north": 1.0, "south": 2.0}
@@ -32,7 +32,7 @@ def test_names_node_that_left_before_job() -> None:
 
 
 def test_notes_unused_training_data(tmp_path: Path) -> None:
-    """Four fifths of the server's file are unused: in a simulation they would be the nodes' training data."""
+    """In a simulation, the unused four fifths of the server's file would be the nodes' training data."""
     draw = np.random.default_rng(0)
     images = draw.integers(0, 256, (50, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "study.npz", images=images, labels=np.arange(50) % 10)

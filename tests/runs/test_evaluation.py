@@ -1,4 +1,4 @@
-"""Figures on the test part: in all, by site, on shares that part no case."""
+"""Metrics on the test part: in total, by site, and on shares that keep cases whole."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES, SITES = ("p0", "p1", "p2", "p3"), ("A", "B", "A", "")
 
 
 def parted() -> TensorData:
-    """Eight examples of four patients, the last at no site."""
+    """Return eight examples of four patients, the last at no site."""
     cases = CaseIndex(torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), NAMES, SITES)
     return TensorData(torch.zeros(8, 1, 4, 4), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), cases=cases)
 
@@ -43,14 +43,14 @@ def evaluation(data: TensorData) -> Evaluation:
     return Evaluation(Classification(2), data, Compute(), seed=0)
 
 
-ALL_ZERO = torch.tensor([[1.0, 0.0]] * 8)  # class 0 for everyone
+ALL_ZERO = torch.tensor([[1.0, 0.0]] * 8)  # predicts class 0 for all examples
 
 
 def test_metrics_in_total_and_by_site() -> None:
     look = evaluation(parted())
     assert look.sites == ["A", "B"]
     assert look.compute_metrics(ALL_ZERO)["accuracy"] == look.main_metric(ALL_ZERO) == 50.0
-    # A has patients 0 (class 0) and 2 (class 1), B patient 1 (class 0): there is no AUC of one class
+    # A has patients 0 (class 0) and 2 (class 1), B patient 1 (class 0): one class has no AUC
     by_site = look.by_site(ALL_ZERO)
     assert {site: (each["accuracy"], each["auc"]) for site, each in by_site.items()} == {
         "A": (50.0, 50.0),
@@ -91,7 +91,7 @@ def test_undefined_metrics_are_skipped_in_means() -> None:
 
 
 def test_metrics_by_case() -> None:
-    """Dice of two patients, of two slices each, of which one has nothing to be found."""
+    """Dice of two patients with two slices each; one patient has no foreground."""
     truth = torch.zeros(4, 2, 2, dtype=torch.int64)
     truth[0, 0] = 1  # two pixels of the first patient
     cases = CaseIndex(torch.tensor([3, 3, 1, 1]), NAMES, SITES)
@@ -101,7 +101,7 @@ def test_metrics_by_case() -> None:
     result = look.detailed_metrics(Outputs(everything, ensemble=-everything), ())["cases"]
     assert result["names"] == ["p1", "p3"]
     assert result["global_model"] == pytest.approx([0.0, 100 * 2 * 2 / (2 + 8)])
-    assert result["ensemble"] == pytest.approx([100.0, 0.0])  # nothing found where nothing is
+    assert result["ensemble"] == pytest.approx([100.0, 0.0])  # nothing predicted, and no foreground
     assert result["centralized"] is None
 
 
@@ -114,21 +114,21 @@ def test_metrics_by_label() -> None:
     )
     assert result["labels"] == {
         "names": ["Edema", "Mass"],
-        "global_model": [100.0, None],  # nobody is without a mass
+        "global_model": [100.0, None],  # all examples have a mass
         "centralized": None,
         "nodes": {"a": [0.0, None]},
     }
 
 
 def test_node_models_are_evaluated_on_known_labels() -> None:
-    """A label without any known value in a node's data has an untrained output, which would guess."""
+    """Outputs for labels without known values in a node's data are untrained."""
     task = MultiLabelConfig().make(2)
     cases = CaseIndex(torch.tensor([0, 1, 2, 3]), NAMES, ("A",) * 4)
     data = TensorData(torch.zeros(4, 1, 4, 4), torch.tensor([[1, 1], [0, 0], [1, 1], [0, 0]]), cases=cases)
-    # The first label, and that of one example only.
+    # Knows the first label of one example only.
     knows = TensorData(torch.zeros(2, 1, 4, 4), torch.tensor([[-1, -1], [0, -1]]))
     look = Evaluation(task, data, Compute(), 0, {"a": knows, "b": data})
-    outputs = torch.tensor([[2.0, 0.0], [1.0, 1.0], [3.0, 0.0], [0.0, 1.0]])  # 100% and 0%
+    outputs = torch.tensor([[2.0, 0.0], [1.0, 1.0], [3.0, 0.0], [0.0, 1.0]])  # AUC 100 % and 0 %
     assert look.compute_metrics(outputs) == look.compute_metrics(outputs, node="b") == {"auc": 50.0}
     assert look.compute_metrics(outputs, node="a") == {"auc": 100.0}
     assert look.compute_metrics(outputs[:2], torch.tensor([0, 1]), node="a") == {"auc": 100.0}
@@ -172,7 +172,7 @@ def test_confidence_intervals_of_each_model(tmp_path: Path) -> None:
     targets = torch.arange(count) % 2
     data = TensorData(torch.zeros(count, 1, 4, 4), targets)
     right = F.one_hot(targets, 2).float()
-    wrong = torch.arange(count)[:, None] < 80  # 80 of 400 answers
+    wrong = torch.arange(count)[:, None] < 80  # 80 of 400 predictions
     result = Outputs(torch.where(wrong, 1 - right, right), {"a": right, "b": 1 - right}, right)
     intervals = Evaluation(Classification(2), data, Compute(), 0).confidence_intervals(
         result, RunWriter(tmp_path)
@@ -180,7 +180,7 @@ def test_confidence_intervals_of_each_model(tmp_path: Path) -> None:
     assert intervals is not None
     assert (intervals["level"], intervals["cases"], intervals["ensemble"]) == (95, count, None)
     assert intervals["centralized"] == [100.0, 100.0]
-    assert intervals["nodes"] == [50.0, 50.0]  # one always right, one never
+    assert intervals["nodes"] == [50.0, 50.0]  # one always correct, one never
     # The standard error of 80 % over 400 cases is 2 points.
     assert intervals["global_model"] == pytest.approx([80 - 1.96 * 2, 80 + 1.96 * 2], abs=0.7)
     draws = load_file(tmp_path / "draws.safetensors")["judged"]
@@ -198,7 +198,8 @@ def test_single_case_has_no_interval() -> None:
 def test_weighted_metrics_equal_repeated_cases(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     task = TASKS[name]().make(2 if name != "reconstruction" else 1)
-    cases = CaseIndex(torch.tensor([0, 0, 0, 2, 2, 3]), NAMES, SITES)  # the second patient is elsewhere
+    # the second patient has no example here
+    cases = CaseIndex(torch.tensor([0, 0, 0, 2, 2, 3]), NAMES, SITES)
     if name == "multi-label":
         outputs = torch.randn(6, 2, generator=generator)
         targets = torch.tensor([[0, 1], [1, 0], [-1, 1], [1, 0], [0, -1], [1, 1]])

@@ -33,7 +33,7 @@ BACKBONE = "tests.support.models:tiny_backbone"
 
 
 def on_features(folder: Path, method: str = "fedkd", **features: Any) -> RunSpec:
-    """A run of three nodes with linear heads on features."""
+    """Return a run of three nodes with linear heads on features."""
     options = {"backbone": "random-conv:4", "cache": str(folder / "cache"), **features}
     models = {"nodes": {"models": ["linear"]}, "student": {"model": "linear"}}
     return changed(tiny(method), features=options, **models)
@@ -55,7 +55,7 @@ def edit_features(folder: Path, **features: Any) -> dict[str, NodeService]:
 
 
 class CountedForwards:
-    """Examples that backbones compute, without those that measure the number of features."""
+    """Number of examples that backbones compute, without those for finding the number of features."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.examples, forward = 0, Backbone.forward
@@ -71,6 +71,7 @@ class CountedForwards:
     ("method", "features", "public"),
     [
         ("fedkd", {"normalize": "public"}, {}),
+        ("fedkd", {"normalize": "public", "components": 6}, {}),
         ("fedkd", {"normalize": "example"}, {"name": "gaussian", "limit": 100}),
         ("fedkd", {"normalize": "backbone", "backbone": BACKBONE}, {}),
         ("fedavg", {}, {}),
@@ -147,6 +148,7 @@ def test_resumed_run_on_features_equals_simulation(tmp_path: Path, monkeypatch: 
         ({"mean": [0.25]}, "features.mean"),
         ({"std": [0.25]}, "features.std"),
         ({"normalize": "example"}, "features.normalize"),
+        ({"normalize": "public", "components": 2}, "features.normalize"),
         ({"precision": "bfloat16"}, "features.precision"),
         ({"weights": "other.safetensors"}, "features.weights"),
     ],
@@ -169,6 +171,27 @@ def test_node_with_other_features_is_refused(tmp_path: Path, features: dict[str,
     assert not link.times("train_locally")
 
 
+def test_node_with_another_number_of_components_is_refused(tmp_path: Path) -> None:
+    config = on_features(tmp_path, normalize="public", components=6)
+    nodes(config, tmp_path)
+    link = RecordingLink(edit_features(tmp_path, components=5))
+    with pytest.raises(
+        QueryRefused, match=r"^[^\n]*node-1[^\n]*features\.components \(in the run 6\)[^\n]*$"
+    ):
+        live(config, link, tmp_path).run()
+    assert not link.times("train_locally")
+
+
+def test_student_of_remote_run_on_components_takes_pixels(tmp_path: Path) -> None:
+    server = Away(on_features(tmp_path, normalize="public", components=6), tmp_path).live()
+    result = server.run()
+    about = server.describe_run()
+    write_results(server, {**about, **result})
+    evaluated = evaluate(tmp_path / "server" / "student.safetensors", "digits")
+    assert evaluated["metrics"]["accuracy"] == result["accuracy"]
+    assert (about["features"]["features"], about["features"]["components"]) == (6, 6)
+
+
 def test_node_without_backbone_refuses_features(tmp_path: Path) -> None:
     config = on_features(tmp_path, backbone=BACKBONE)
     nodes(config, tmp_path)
@@ -185,7 +208,7 @@ def test_node_with_backbone_refuses_pixels(tmp_path: Path) -> None:
         live(config, RecordingLink(hosts), tmp_path).run()
 
 
-def test_node_imports_no_backbone_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_does_not_import_backbone_of_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if the code is in the node's own folder."""
     monkeypatch.syspath_prepend(str(tmp_path))
     code = "from tests.support.models import tiny_backbone\n"
@@ -247,7 +270,7 @@ def test_only_changed_records_are_computed_again(tmp_path: Path, monkeypatch: py
     assert counted.examples == 2
 
 
-def test_full_disk_costs_only_time(
+def test_full_disk_only_disables_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = on_features(tmp_path)
@@ -264,14 +287,15 @@ def test_full_disk_costs_only_time(
         result = live(config, RecordingLink(hosts), tmp_path).run()
     assert result["accuracy"] == metrics["accuracy"]
     assert sum("not cached" in record.getMessage() for record in caplog.records) == len(NAMES)
-    assert not any("not cached" in note for note in result["notes"])  # the server need not know
+    # the server does not need this information
+    assert not any("not cached" in note for note in result["notes"])
 
 
-# --- files carried by hand ------------------------------------------------------------------------------
+# --- offline files --------------------------------------------------------------------------------------
 
 
 def answered_files(config: RunSpec, folder: Path) -> tuple[Path, list[Path]]:
-    """The queries of a run, and each node's responses."""
+    """Return the queries of a run, and each node's responses."""
     queries = folder / "queries.safetensors"
     key = signed_files.load_or_create_key(folder / "server.key")
     write_queries(queries, build_offline_queries(config), key)
@@ -282,12 +306,17 @@ def answered_files(config: RunSpec, folder: Path) -> tuple[Path, list[Path]]:
 
 
 @pytest.mark.parametrize(
-    ("normalize", "public"), [("public", {}), ("example", {"name": "gaussian", "limit": 100})]
+    ("features", "public"),
+    [
+        ({"normalize": "public"}, {}),
+        ({"normalize": "public", "components": 6}, {}),
+        ({"normalize": "example"}, {"name": "gaussian", "limit": 100}),
+    ],
 )
-def test_run_by_files_on_features_equals_simulation(
-    tmp_path: Path, normalize: str, public: dict[str, Any]
+def test_offline_run_on_features_equals_simulation(
+    tmp_path: Path, features: dict[str, Any], public: dict[str, Any]
 ) -> None:
-    config = changed(on_features(tmp_path, normalize=normalize), method={"z_max": 20.0}, public=public)
+    config = changed(on_features(tmp_path, **features), method={"z_max": 20.0}, public=public)
     _, metrics = here(config)
     for host in nodes(config, tmp_path).values():
         host.close()
@@ -299,7 +328,7 @@ def test_run_by_files_on_features_equals_simulation(
     assert evaluate(tmp_path / "run", "digits")["metrics"]["accuracy"] == result["accuracy"]
 
 
-def test_node_with_other_features_answers_no_files(tmp_path: Path) -> None:
+def test_node_with_other_features_refuses_files(tmp_path: Path) -> None:
     config = changed(on_features(tmp_path), method={"z_max": 20.0})
     nodes(config, tmp_path)
     for host in edit_features(tmp_path, normalize="example").values():

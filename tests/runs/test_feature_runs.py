@@ -1,15 +1,19 @@
-"""Runs on features: heads on a backbone, the student's file, evaluation and export, and what is refused."""
+"""Runs on features: heads on a backbone, the student's file, evaluation, export and refusals."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import fedstill
 from fedstill.core.dataset import TensorData
@@ -21,6 +25,7 @@ from fedstill.runs import feature_space, run
 from fedstill.runs.feature_space import public_moments
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec
+from fedstill.runs.student_file import StudentFile
 from fedstill.student.evaluate import evaluate
 from tests.support.errors import raises_invalid
 from tests.support.models import onnx_backbone, tiny_backbone
@@ -30,7 +35,7 @@ BACKBONE = "tests.support.models:tiny_backbone"
 
 
 def features_config(folder: Path, backbone: str = "random-conv:8", **changes: Any) -> RunSpec:
-    """A run on features of digits, of FedKD by default, with linear heads."""
+    """Return a run on features of digits with linear heads, of FedKD by default."""
     features = {"backbone": backbone, "cache": str(folder / "cache"), **changes.pop("features", {})}
     tables: dict[str, Any] = {
         "public": {"name": "held-out"},
@@ -49,11 +54,14 @@ def digits() -> TensorData:
     return load(config(FEDKD).data).test
 
 
-@pytest.mark.parametrize("normalize", ["none", "example", "public"])
+@pytest.mark.parametrize(
+    ("normalize", "components"), [("none", 0), ("example", 0), ("public", 0), ("public", 10)]
+)
 def test_loaded_student_takes_pixels_and_reaches_the_metric_of_its_run(
-    tmp_path: Path, normalize: str
+    tmp_path: Path, normalize: str, components: int
 ) -> None:
-    result = start(features_config(tmp_path, features={"normalize": normalize}), tmp_path / "run")
+    features = {"normalize": normalize, "components": components}
+    result = start(features_config(tmp_path, features=features), tmp_path / "run")
     test = digits()
     student = fedstill.load(tmp_path / "run")
     predicted = student((test.inputs + 1) / 2).argmax(1)  # pixels from 0 to 1
@@ -61,12 +69,10 @@ def test_loaded_student_takes_pixels_and_reaches_the_metric_of_its_run(
     evaluated = evaluate(tmp_path / "run", "digits")
     assert evaluated["metrics"]["accuracy"] == result["accuracy"]
     assert evaluated["seen"]["examples"] == 0
-    assert result["features"]["features"] == result["data"]["shape"][0] == 128
+    assert result["features"]["features"] == result["data"]["shape"][0] == (components or 128)
 
 
-def test_student_from_elsewhere_does_not_choose_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_received_student_does_not_set_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     start(features_config(tmp_path), tmp_path / "run")
     path = tmp_path / "run" / "student.safetensors"
@@ -119,11 +125,81 @@ def test_changed_weights_are_refused_when_the_student_is_loaded(tmp_path: Path) 
         fedstill.load(tmp_path / "run")
 
 
-@pytest.mark.parametrize("backbone", [BACKBONE, "graph.onnx"])
-def test_student_with_backbone_is_exported_to_onnx(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: str
+def weights_file(path: Path, shift: float = 0.0) -> Path:
+    save_file({name: tensor + shift for name, tensor in tiny_backbone((1,)).state_dict().items()}, path)
+    return path
+
+
+def test_student_is_loaded_with_the_new_path_of_its_backbone(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
-    """Also with a graph of an earlier opset as the backbone, which becomes a part of the exported graph."""
+    weights, moved = weights_file(tmp_path / "w.safetensors"), tmp_path / "moved.safetensors"
+    result = start(features_config(tmp_path, BACKBONE, features={"weights": str(weights)}), tmp_path / "run")
+    weights.rename(moved)
+    evaluation: tuple[Any, ...] = ("evaluate", tmp_path / "run", "--data", "digits", "--json")
+    code, _, err = command(*evaluation)
+    assert code == 2
+    assert str(weights) in err
+    assert "--backbone" in err
+    code, out, _ = command(*evaluation, "--backbone", moved)
+    assert (code, json.loads(out)["metrics"]["accuracy"]) == (0, result["accuracy"])
+    np.savez(tmp_path / "new.npz", images=np.zeros((3, 8, 8), np.uint8))
+    out_file, exported = tmp_path / "p.csv", tmp_path / "student.pt"
+    words = ("predict", tmp_path / "run", tmp_path / "new.npz", "--out", out_file, "--backbone", moved)
+    assert command(*words)[0] == 0
+    assert len(out_file.read_text().splitlines()) == 4
+    words = ("export", tmp_path / "run", "--format", "torchscript", "--out", exported, "--backbone", moved)
+    assert command(*words)[0] == 0
+    weights_file(moved, 1.0)
+    with pytest.raises(ModelError, match="differs"):
+        fedstill.load(tmp_path / "run", backbone=moved)
+    with raises_invalid("--backbone", str(weights), "existing"):
+        fedstill.load(tmp_path / "run", backbone=weights)
+
+
+def test_onnx_backbone_is_found_at_its_new_path(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    first, moved, other = (tmp_path / name for name in ("a.onnx", "b.onnx", "graph"))
+    first.write_bytes(onnx_backbone().SerializeToString())
+    start(features_config(tmp_path, str(first)), tmp_path / "run")
+    pixels = torch.rand(3, 1, 8, 8)
+    outputs = fedstill.load(tmp_path / "run")(pixels)
+    other.write_bytes(first.read_bytes())
+    first.rename(moved)
+    assert torch.equal(fedstill.load(tmp_path / "run", backbone=moved)(pixels), outputs)
+    with raises_invalid("the student's backbone", str(first), "--backbone"):
+        fedstill.load(tmp_path / "run")
+    with raises_invalid("--backbone", str(other), ".onnx"):
+        fedstill.load(tmp_path / "run", backbone=other)
+
+
+def test_path_replaces_the_folder_or_the_weights_of_a_hugging_face_model(tmp_path: Path) -> None:
+    weights = weights_file(tmp_path / "w.safetensors")
+    student = StudentFile("linear", None, features=fedstill.Features("hf:old", weights="old.safetensors"))
+    folder = student.with_backbone(str(tmp_path)).features
+    assert (folder.backbone, folder.weights) == (f"hf:{tmp_path}", "old.safetensors")
+    file = student.with_backbone(str(weights)).features
+    assert (file.backbone, file.weights) == ("hf:old", str(weights))
+
+
+def test_backbone_without_a_file_takes_no_path(tmp_path: Path) -> None:
+    start(features_config(tmp_path), tmp_path / "run")
+    with raises_invalid("--backbone", "w.safetensors", "none", "random-conv:8"):
+        fedstill.load(tmp_path / "run", backbone="w.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "features"),
+    [
+        (BACKBONE, {"normalize": "example"}),
+        (BACKBONE, {"normalize": "public", "components": 2}),
+        ("graph.onnx", {"normalize": "example"}),
+    ],
+)
+def test_student_with_backbone_is_exported_to_onnx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: str, features: dict[str, Any]
+) -> None:
+    """Also with a backbone graph of an earlier opset, which becomes a part of the exported graph."""
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     from fedstill.student.export import export
@@ -131,7 +207,7 @@ def test_student_with_backbone_is_exported_to_onnx(
     monkeypatch.chdir(tmp_path)
     Path("graph.onnx").write_bytes(onnx_backbone().SerializeToString())
     precision = "bfloat16" if backbone == BACKBONE else "float32"
-    spec = features_config(tmp_path, backbone, features={"normalize": "example", "precision": precision})
+    spec = features_config(tmp_path, backbone, features={**features, "precision": precision})
     start(spec, tmp_path / "run")
     student = fedstill.load(tmp_path / "run")
     assert export(student, "onnx", tmp_path / "student.onnx") < 1e-4
@@ -183,10 +259,11 @@ def test_gaussian_queries_without_features_are_refused() -> None:
     [
         ({"features": {"normalize": "public"}, "public": {"name": "gaussian"}}, "features.normalize"),
         ({"features": {"weights": "absent.pt"}}, "features.weights"),
+        ({"features": {"normalize": "public", "components": 129}}, "features.components = 129"),
         ({"nodes": {"models": ["small-cnn"]}}, "nodes.models = 'small-cnn'"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_the_run(
+def test_inapplicable_features_are_refused_before_the_run(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ArgumentError) as caught:
@@ -211,7 +288,7 @@ def test_resumed_run_keeps_its_backbone(tmp_path: Path) -> None:
 
 
 def test_resume_compares_the_data_before_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another batch or device changes the last digits of features, which is no change of the data."""
+    """Another batch size or device changes the last digits of features, although the data are equal."""
     spec = features_config(tmp_path, features={"cache_gib": 0.0})
     begun, forward = build_simulation(spec)[0], Backbone.forward
     state = begun._node_state()
@@ -237,7 +314,9 @@ def test_resume_detects_another_backbone(tmp_path: Path) -> None:
 def test_missing_moments_are_refused_before_features_are_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feature_space, "compute_features_of_parts", lambda *given: pytest.fail("computes"))
+    monkeypatch.setattr(
+        feature_space, "compute_features_of_parts", lambda *given: pytest.fail("features were computed")
+    )
     with raises_invalid("features.normalize", "public"):
         changes = {"features": {"normalize": "public"}, "public": {"name": "gaussian"}}
         build_simulation(features_config(tmp_path, **changes))
@@ -250,6 +329,37 @@ def test_moments_of_one_public_example_are_refused(tmp_path: Path) -> None:
         build_simulation(spec)
 
 
+def test_components_of_too_few_public_examples_are_refused_before_features_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_space, "compute_features_of_parts", lambda *given: pytest.fail("computes"))
+    public = {"name": "noise", "limit": 9}
+    features = {"normalize": "public", "components": 9}
+    with raises_invalid("features.components", 9, "below 9"):
+        build_simulation(features_config(tmp_path, features=features, public=public))
+
+
+def test_components_without_public_data_are_refused(tmp_path: Path) -> None:
+    changes = {"features": {"normalize": "public", "components": 4}, "public": {"name": "gaussian"}}
+    with raises_invalid("features.normalize", "public"):
+        build_simulation(features_config(tmp_path, **changes))
+
+
+def test_components_of_public_data_are_whitened_and_those_of_nodes_projected_equally(tmp_path: Path) -> None:
+    every, few = (
+        build_simulation(features_config(tmp_path, features=features))[0].setting
+        for features in ({}, {"normalize": "public", "components": 10})
+    )
+    assert few.public is not None
+    assert every.public is not None
+    assert few.public.moments is not None
+    torch.testing.assert_close(torch.cov(few.public.inputs.T), torch.eye(10), atol=1e-4, rtol=0)
+    m, projection = every.public.inputs.mean(0), few.public.moments["projection"]
+    for components, features in ((few.test, every.test), (few.nodes[0].data, every.nodes[0].data)):
+        expected = (features.inputs - m) @ projection
+        torch.testing.assert_close(components.inputs, expected, atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize(("normalize", "noted"), [("none", True), ("example", False)])
 def test_noise_on_features_of_another_scale_is_noted(tmp_path: Path, normalize: str, noted: bool) -> None:
     changes = {"features": {"normalize": normalize}, "public": {"name": "gaussian", "limit": 10}}
@@ -257,19 +367,52 @@ def test_noise_on_features_of_another_scale_is_noted(tmp_path: Path, normalize: 
     assert any("features.normalize" in note for note in simulation.notes) is noted
 
 
-def test_python_student_takes_images(tmp_path: Path) -> None:
+def test_python_student_learns_from_gaussian_queries(tmp_path: Path) -> None:
+    nodes, test = [digits().subset(torch.arange(start, 300, 3)) for start in range(3)], digits()
+    features = fedstill.Features("random-conv:8", normalize="example", cache=str(tmp_path))
+
+    def run_with(public: Any, features: fedstill.Features | None = features) -> Mapping[str, Any]:
+        heads = [nn.Linear(128, 10) for _ in nodes]
+        method = fedstill.FedKD(gamma=math.inf, student=fedstill.StudentTraining(epochs=10))
+        return fedstill.distil(
+            nodes,
+            heads,
+            nn.Linear(128, 10),
+            test,
+            10,
+            public=public,
+            features=features,
+            method=method,
+            every=0,
+        ).result
+
+    torch.manual_seed(0)
+    assert run_with("gaussian")["accuracy"] > 60
+    with raises_invalid("public", "gaussian"):
+        run_with("gaussian", None)
+    with raises_invalid("public", "noise"):
+        run_with("noise")
+    with raises_invalid("shape of public data", (128,), "(1, 8, 8)"):
+        run_with(torch.randn(20, 128))
+
+
+@pytest.mark.parametrize("components", [0, 10])
+def test_python_student_takes_images(tmp_path: Path, components: int) -> None:
     test = digits()
     nodes = [test.subset(torch.arange(start, 300, 3)) for start in range(3)]
+    width = components or 128
     outcome = fedstill.distil(
         nodes,
-        [MLP((128,), 10, width=16) for _ in nodes],
-        MLP((128,), 10, width=16),
+        [MLP((width,), 10, width=16) for _ in nodes],
+        MLP((width,), 10, width=16),
         test.subset(torch.arange(300, 359)),
         10,
         method=fedstill.FedKD(student=fedstill.StudentTraining(epochs=2)),
         public=test.inputs[:50],
         local=fedstill.LocalConfig(epochs=2),
-        features=fedstill.Features("random-conv:8", normalize="public", cache=str(tmp_path / "cache")),
+        features=fedstill.Features(
+            "random-conv:8", normalize="public", components=components, cache=str(tmp_path / "cache")
+        ),
         out=tmp_path / "run",
     )
     student = outcome.student
@@ -281,10 +424,10 @@ def test_python_student_takes_images(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded((test.inputs[300:] + 1) / 2), logits)
 
 
-def test_feature_that_hardly_varies_on_public_data_is_not_scaled_up() -> None:
+def test_nearly_constant_feature_is_not_scaled_up() -> None:
     """Four features with deviations of 2, 2, 0 and 1e-9; the root mean square of all is sqrt(2)."""
     varied = torch.tensor([1.0, -1.0]) * 2**0.5
     features = torch.stack([varied, varied + 5, torch.ones(2), 1e-9 * varied], dim=1)
-    mean, std = public_moments(features)
-    torch.testing.assert_close(mean, torch.tensor([0.0, 5.0, 1.0, 0.0]).double())
-    torch.testing.assert_close(std, torch.tensor([2.0, 2.0, 2**0.5 / 10, 2**0.5 / 10]).double())
+    moments = public_moments(features, 0)
+    torch.testing.assert_close(moments["mean"], torch.tensor([0.0, 5.0, 1.0, 0.0]).double())
+    torch.testing.assert_close(moments["std"], torch.tensor([2.0, 2.0, 2**0.5 / 10, 2**0.5 / 10]).double())

@@ -36,12 +36,12 @@ from fedstill.track.trackers import TrackerGroup
 from tests.support.errors import raises_invalid
 from tests.support.links import Away, Loopback, tiny
 
-TURNS = [{"phase": "distillation", "step": step, "accuracy": 10.0 * step} for step in range(1, 6)]
+METRICS = [{"phase": "distillation", "step": step, "accuracy": 10.0 * step} for step in range(1, 6)]
 RESULT = {"title": "FedAvg", "method": "fedavg", "accuracy": 80.0, "engine": {"backend": "flare"}}
 
 
 class Server:
-    """Stands for a federation's server and what an admin sees of it: no process, no network."""
+    """Replaces a federation's server and its admin session: no process, no network."""
 
     def __init__(self) -> None:
         self.connected = ["node-0", "node-1", "node-10", "node-2"]
@@ -53,7 +53,7 @@ class Server:
         self.ended: list[str] = []
         self.interrupted = False
         self.at_work: list[str] = []  # statuses before the end
-        self.measured = 0  # turns of the run
+        self.measured = 0  # measured rounds of the run
 
     def admin(self, kit: Path, patience: float = 0.0) -> Server:
         if kit.name != "admin":
@@ -93,7 +93,7 @@ class Server:
     def progress_and_metrics(self, job: str, known: int = 0) -> tuple[ProgressSnapshot, list[dict[str, Any]]]:
         note = ProgressSnapshot("distillation", 3, 60, updated_at=time.time() - 12, waiting_for=("node-2",))
         self.measured += 2
-        return note, TURNS[known : self.measured]
+        return note, METRICS[known : self.measured]
 
     def abort(self, job: str) -> None:
         self.ended.append(job)
@@ -106,7 +106,7 @@ class Server:
         target.mkdir(parents=True)
         for name, result in self.outputs.items():
             (target / name).write_text(json.dumps(result))
-        (target / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in TURNS))
+        (target / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in METRICS))
         return to / job
 
 
@@ -138,11 +138,11 @@ def test_resumes_with_initial_nodes(server: Server) -> None:
         begin("--link.quorum", "0.5")
     names = ["node-0", "node-1", "node-2", "node-10"]
     assert result()["nodes"] == names
-    server.connected.append("node-3")  # one more has come since
+    server.connected.append("node-3")  # another node has joined since
     server.outputs = {"result.json": RESULT}
     assert run.resume(Path("out"), progress=False)["accuracy"] == 80.0
     assert [job["deploy_map"]["app"] for job in server.handed_in] == [["server", *names]] * 2
-    assert [job["mandatory_clients"] for job in server.handed_in] == [names] * 2  # also under a quorum
+    assert [job["mandatory_clients"] for job in server.handed_in] == [names] * 2  # also with a quorum
     assert {job["name"] for job in server.handed_in} == {result()["run"]}
 
 
@@ -154,7 +154,7 @@ def test_shows_progress_of_waiting_run(
     begin(progress=True)
     message = "  submitted\n  running\ndistillation 3 of 60, waits for node-2 for 12.0 s\n"
     assert capsys.readouterr().err.endswith(message)
-    assert not Path("out/progress.json").exists()  # of a run that is not finished
+    assert not Path("out/progress.json").exists()  # files of unfinished runs
 
 
 def test_run_waits_for_missing_node(server: Server) -> None:
@@ -180,7 +180,8 @@ def test_run_above_quorum_begins_without_missing_node(server: Server) -> None:
     run.resume(Path("out"), progress=False)
     connected = ["node-0", "node-1", "node-10"]
     assert server.handed_in[-1]["deploy_map"]["app"] == ["server", *connected]
-    assert result()["nodes"] == ["node-0", "node-1", "node-2", "node-10"]  # it still belongs to the run
+    # the missing node still belongs to the run
+    assert result()["nodes"] == ["node-0", "node-1", "node-2", "node-10"]
 
 
 def test_aborts_earlier_job_before_resuming(server: Server) -> None:
@@ -191,7 +192,7 @@ def test_aborts_earlier_job_before_resuming(server: Server) -> None:
     mine = {"job_id": "mine", "name": result()["run"], "status": "RUNNING"}
     server.known, server.outputs = [other, mine], {"result.json": RESULT}
     run.resume(Path("out"), progress=False)
-    assert server.ended == ["mine"]  # and not another run's
+    assert server.ended == ["mine"]  # not the other run's job
     assert len(server.handed_in) == 2
 
 
@@ -278,7 +279,7 @@ def test_resolves_and_replaces_kit(server: Server, monkeypatch: pytest.MonkeyPat
         run.resume(out, progress=False)
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["run", "--resume", str(out), "--startup-kit", str(out.parent / "new/admin")])
-    assert exit_info.value.code == 2  # it stopped again
+    assert exit_info.value.code == 2  # stopped again
     assert server.kits[-1] == out.parent / "new/admin"
     text = (out / "config.toml").read_text()
     assert text.startswith("# Made by: fedstill run\n")
@@ -310,13 +311,13 @@ def test_rejects_second_process_on_run(server: Server) -> None:
     assert not list(Path("out").iterdir())
 
 
-# --- rehearsed here ---------------------------------------------------------------------------------
+# --- rehearsals ---------------------------------------------------------------------------------------
 
 
 def test_rehearsal_is_provisioned_each_time(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its port may be another's by now, and what was killed while it was made is no federation."""
+    """The port may be in use by now, and an interrupted provisioning leaves no valid federation."""
     made: list[str] = []
 
     def provision(folder: Path, host: str, nodes: list[str], **given: Any) -> int:
@@ -352,12 +353,12 @@ def test_rehearsal_is_provisioned_each_time(
         assert sorted(events[-6:]) == sorted(f"{what} {name}" for what in ("start", "stop") for name in
                                              ("flare", *names))  # fmt: skip
         assert (home / "flare/runs/run/result.json").exists()
-        if again == "half":  # killed as the kits were handed out
+        if again == "half":  # killed while kits were moved
             (home / "nodes/node-1/kit/startup/fed_client.json").unlink()
             (home / "nodes/node-1/kit/startup").rmdir()
             (home / "nodes/node-1/kit").rmdir()
     assert made == ["kit 0", "kit 1", "kit 2"]
-    assert (home / "runs/run/result.json").exists()  # behind a link, and not thrown away with it
+    assert (home / "runs/run/result.json").exists()  # behind a link, so not deleted with the federation
 
     def missing(*given: object) -> None:
         raise DeployError("after 60 s not there: node-1")
@@ -376,7 +377,7 @@ def test_rehearsal_report_shows_server_metrics(tmp_path: Path, monkeypatch: pyte
     def stop(config: object, run: str, names: object, home: Path) -> None:
         (home / "runs" / run).mkdir(parents=True, exist_ok=True)
         with (home / "runs" / run / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(TURNS[len(shown)]) + "\n")
+            file.write(json.dumps(METRICS[len(shown)]) + "\n")
         shown.append(MetricsLog.read(out / "metrics.jsonl").main_model)
         raise DeployError("stopped")
 
@@ -388,7 +389,7 @@ def test_rehearsal_report_shows_server_metrics(tmp_path: Path, monkeypatch: pyte
 
 
 def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The results of a rehearsal whose node-2 does not answer where it is absent."""
+    """Return the results of a rehearsal in which node-2 does not respond to some messages."""
     config = tiny(method, quorum=0.6, wait=0.2)
     away = Away(config, folder)
 
@@ -437,7 +438,7 @@ def test_excluded_node_is_evaluated_at_last_checkpoint(
         "fediod",
         lambda header: header["operation"] == "answer_query" and header["number"] >= 2,
     )
-    # Its own model is what it had learned before the first query, not what it began with.
+    # Its own model is the one trained before the first query, not the initial one.
     assert result["standalone"] == all_there["standalone"]
     assert result["ensemble"]["nodes"] == ["node-0", "node-1"]
     assert [event["node"] for event in result["events"]] == ["node-2"]
@@ -476,7 +477,7 @@ def test_server_config_has_no_node_options() -> None:
 
 
 class RecordingTracker(Tracker):
-    """Records what it logs, and how many lines the run's page could show by then."""
+    """Records what it logs, and the number of lines in the run's file at that time."""
 
     events: ClassVar[list[Any]] = []
     fails: ClassVar[str] = ""
@@ -509,12 +510,12 @@ def test_downloads_metrics_during_run(server: Server, tracker_name: str) -> None
     server.outputs = {"stopped.json": {"error": "NodeFault", "text": "x"}}
     with pytest.raises(FedstillError):
         begin("--track", tracker_name)
-    parts = [(2, TURNS[:2]), (4, TURNS[2:4])]
+    parts = [(2, METRICS[:2]), (4, METRICS[2:4])]
     assert RecordingTracker.events == ["FedAvg", *parts, None]
     server.at_work, server.measured, server.outputs = ["RUNNING", "RUNNING"], 0, {"result.json": RESULT}
     run.resume(Path("out"), progress=False)
-    assert RecordingTracker.events == ["FedAvg", *parts, (5, TURNS[4:]), 80.0]
-    assert [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()] == TURNS
+    assert RecordingTracker.events == ["FedAvg", *parts, (5, METRICS[4:]), 80.0]
+    assert [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()] == METRICS
 
 
 def test_failing_tracker_start_submits_no_job(

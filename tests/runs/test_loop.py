@@ -18,7 +18,7 @@ from fedstill.runs.spec import from_dict
 
 
 class Maker:
-    """Makes the same images each time, from the same maps: all that the loop needs of a server."""
+    """A server that returns the same images and maps each time, with all that the loop needs."""
 
     unit, total_steps, federation = "step", 2, SimpleNamespace(excluded={})
 
@@ -40,7 +40,7 @@ class Maker:
 
 
 class Looping(Simulation):
-    """A run whose server only makes images."""
+    """A run whose server only generates images."""
 
     def _train_locally(self) -> None:
         pass
@@ -77,7 +77,7 @@ def test_saves_label_maps_with_samples(tmp_path: Path, expected: bool) -> None:
 def test_clock_resumes() -> None:
     first, second = Clock(), Clock()
     with first.phase("distillation"):
-        state = first.state_dict()  # in the midst of a phase
+        state = first.state_dict()  # during a phase
         assert 0 < state["seconds"]["distillation"] <= first.phase_seconds("distillation")
     second.load_state_dict({"seconds": {**state["seconds"], "local_training": 7.0}, "total": 9.0})
     assert second.phase_seconds("local_training") == 7.0
@@ -114,4 +114,4 @@ def test_notes_best_evaluation(tmp_path: Path) -> None:
     best = max(evaluations)
     assert f"best of 3 evaluations on the test data was {best:.1f} % at round {evaluations[best]};" in note
     assert "selection on the test data" in note
-    assert evaluations[result["accuracy"]] == 3  # the figure stays the last one's
+    assert evaluations[result["accuracy"]] == 3  # the reported metric is that of the last evaluation

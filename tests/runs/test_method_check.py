@@ -1,4 +1,4 @@
-"""``fedstill.check_method``: a sound method passes, and each kind of fault is found and named."""
+"""``fedstill.check_method``: a valid method passes, and each kind of fault is found and named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.errors import raises_invalid
 
 
 class Memory:
-    """Numbers that a state keeps."""
+    """Numbers in a state."""
 
     def __init__(self) -> None:
         self.numbers: list[float] = []
@@ -106,7 +106,7 @@ class NoLosses(Distills):
 
 
 class GradientIsLost(Distills):
-    """The query is not differentiable in its inputs, though they require a gradient."""
+    """The query is not differentiable in its inputs, although these require gradients."""
 
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
         sends = {"x": payload_kinds.INPUTS}
@@ -160,7 +160,7 @@ class UndeclaredSpan(Distills):
 
 
 class OtherSpan(Distills):
-    """Trains the first round's part in each round."""
+    """Trains the first round's span in each round."""
 
     def learn(self, node: NodeView, rows: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
         return super().learn(node, rows, 0)
@@ -178,7 +178,7 @@ class SpanWithoutTraining(Distills):
 
 
 class OtherNodesWeights(Distills):
-    """A stacked call cannot see a single node's network."""
+    """Reads a single node's parameters, which a stacked call does not have."""
 
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
         yield from (replace(query) for query in super().queries(setting))
@@ -201,7 +201,7 @@ class Forgets(Distills):
 
 
 class KeepsOutside(Distills):
-    """A number that no state holds."""
+    """Counts outside of the state."""
 
     def step(self, server: Any, state: State, t: int) -> Mapping[str, float]:
         server.mine = getattr(server, "mine", 0.0) + 1.0
@@ -219,7 +219,7 @@ def declared(kind: type[Distills]) -> Distills:
     return made
 
 
-def test_sound_method_passes() -> None:
+def test_correct_method_passes() -> None:
     fedstill.check_method(Distills(rounds=3))
     fedstill.check_method(Distills)
     fedstill.check_method(Distills(rounds=1))
@@ -253,7 +253,7 @@ def test_each_fault_is_named(kind: type[Distills], check: str, reason: str) -> N
     assert reason in caught.value.faults[check], caught.value.faults
     assert caught.value.method == "Distills"
     assert "\n" not in str(caught.value)
-    # Comparisons of runs notice a method that forgets, or samples other numbers, too.
+    # Comparisons of runs also find methods that lose state or sample other numbers.
     alone = kind not in (Forgets, GlobalRandomness)
     assert not alone or caught.value.faults.keys() == {check}, caught.value.faults
 

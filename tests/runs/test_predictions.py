@@ -1,4 +1,4 @@
-"""The file of predictions, from which a run's figures can be computed again."""
+"""File of predictions, from which a run's metrics can be recomputed."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_without_student_file_has_node_predictions(tmp_path: Path) -> None:
 def test_server_writes_predictions_of_its_test_set(method: str, tmp_path: Path) -> None:
     served = Away(tiny(method), tmp_path).live()
     results = served.run()
-    if method == "fd":  # nodes' own models are theirs to know
+    if method == "fd":  # the server has no predictions of the nodes' own models
         assert not (tmp_path / "server" / FILE).exists()
         return
     rows = of(tmp_path / "server")

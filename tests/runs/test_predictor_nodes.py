@@ -1,4 +1,4 @@
-"""Pretrained models in all three places: ``distil``, ``nodes.models`` and ``node.toml``."""
+"""Pretrained models as nodes, named in ``distil``, ``nodes.models`` and ``node.toml``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.support.models import serving, write_onnx
 WINE = load(make_data_config("wine"), TASKS["tabular"]())
 X, Y = WINE.train.inputs, WINE.train.targets
 TEST = (WINE.test.inputs, WINE.test.targets)
-# Each knows two of the three classes: no node's own model finds the third.
+# Each knows two of the three classes: no node's own model predicts the third.
 SEEN = [(missing != Y).nonzero().flatten() for missing in range(3)]
 PARTS = [(X[rows], Y[rows]) for rows in SEEN]
 
@@ -64,7 +64,7 @@ def forest() -> RandomForestClassifier:
 
 def test_student_of_predictors_beats_each_predictor(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    linear = LogisticRegression(max_iter=5000, fit_intercept=False).fit(*PARTS[1])  # of classes 0 and 2
+    linear = LogisticRegression(max_iter=5000, fit_intercept=False).fit(*PARTS[1])  # knows classes 0 and 2
     write_onnx(tmp_path / "linear.onnx", np.stack([0 * linear.coef_[0], linear.coef_[0]], 1))
     boosted = RandomForestClassifier(20, random_state=1).fit(*PARTS[2])
 
@@ -80,7 +80,7 @@ def test_student_of_predictors_beats_each_predictor(tmp_path: Path) -> None:
         )
         outcome = distil([forest(), graph, url], method, public=public)
     alone = outcome.result["local"]["accuracy"]["per_node"]
-    assert max(alone) < 85  # a third of the classes is unknown to each
+    assert max(alone) < 85  # each does not know a third of the classes
     assert outcome.result["accuracy"] > max(alone) + 5
     assert set(outcome.result["releases"]) <= {"label counts", "logits"}
 
@@ -171,7 +171,7 @@ def test_deployed_predictor_nodes_equal_simulation(
 
 
 def test_resume_detects_replaced_model_file(tmp_path: Path) -> None:
-    """Only the file's content differs: the layers are equal."""
+    """Only the file's content differs; the layers are equal."""
     pytest.importorskip("onnxruntime")
     path = tmp_path / "graph.onnx"
     draw = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""The server's half of a run: what it knows, what it refuses beforehand, and what it says at the end."""
+"""The server's part of a run: its information, refusals before training, and results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedstill.runs.simulation import build_simulation
 from tests.support.errors import raises_refused
 from tests.support.links import NAMES, RecordingLink, changed, live, nodes, tiny
 
-# --- what it knows ------------------------------------------------------------------------------------
+# --- information of the server ------------------------------------------------------------------------
 
 
 def test_server_ignores_node_options(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_result_has_node_notes_only(tmp_path: Path) -> None:
     link = results["link"]
     parts = sum(link[name] for name in ("nodes", "waiting", "link", "training", "server"))
     assert parts == pytest.approx(results["seconds"]["total"], abs=0.2)
-    assert all(host.session is None for host in hosts.values())  # they have left
+    assert all(host.session is None for host in hosts.values())  # the run has ended at all nodes
 
 
 def test_no_label_counts_without_query(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_rejects_missing_public_data(tmp_path: Path) -> None:
 
 
 def test_rejects_low_query_limit_at_start(tmp_path: Path) -> None:
-    config = tiny("fediod")  # asks one query and three
+    config = tiny("fediod")  # plans more queries than allowed
     link = RecordingLink(nodes(config, tmp_path, max_queries="3"))
     with raises_refused("max_queries: 3", "asks 4"):
         live(config, link, tmp_path).run()
@@ -146,7 +146,7 @@ def test_nodes_refuse_other_input_shape(tmp_path: Path, monkeypatch: pytest.Monk
     assert refused(link)
 
 
-# --- who is not there -----------------------------------------------------------------------------------
+# --- absent nodes ---------------------------------------------------------------------------------------
 
 
 def test_full_quorum_needs_all_nodes(tmp_path: Path) -> None:
@@ -198,4 +198,4 @@ def test_stopped_run_releases_nodes(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match="the power is off"):
         live(config, link, tmp_path).run()
     assert not (tmp_path / "server/result.json").exists()
-    assert hosts["node-0"].session is hosts["node-2"].session is None  # the one that failed gets no message
+    assert hosts["node-0"].session is hosts["node-2"].session is None  # the failed node gets no message

@@ -1,4 +1,4 @@
-"""Whole runs: their files, stopping and resuming, and rejected input."""
+"""Whole runs: files, stopping and resuming, and rejected input."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One short run from the command line to its report."""
+    """Return the folder of one short run with its report."""
     folder = tmp_path_factory.mktemp("runs") / "short"
     assert fedstill_run("digits-fediod", *SHORT, "--out", str(folder)) == 0
     return folder
@@ -99,12 +99,12 @@ def test_counts_bytes_of_tensors(finished: Path) -> None:
         "up": queries * 64 * 64 * 4,
         "down": queries * (64 * 10 + 64 * 4) * 4,
     }
-    assert by_kind["label counts"]["up"] == 5 * (10 + 1) * 4  # of each class, and in all
+    assert by_kind["label counts"]["up"] == 5 * (10 + 1) * 4  # for each class, and the total
 
 
 def test_audit_log_adds_up_to_result(finished: Path) -> None:
     lines = entries(finished)
-    assert len(lines) == 5 * (1 + 24 * 2)  # counts once; each query's answer and its gradient
+    assert len(lines) == 5 * (1 + 24 * 2)  # counts once; each query's response and gradient
     assert sum(sum(line["up"].values()) for line in lines) == result_of(finished)["bytes"]["up"]
     assert all((line["mechanism"], line["no_guarantee"]) == ("none", 1) for line in lines)
 
@@ -138,7 +138,7 @@ def test_killed_run_reaches_equal_metrics(tmp_path: Path) -> None:
     for line in sorted(moments.sample(range(60), 3)):
         process = _process(words, tmp_path)
         while _lines(broken / "metrics.jsonl") < line:
-            assert process.runs, "it ended before the kill"
+            assert process.runs, "the process ended before it was killed"
             time.sleep(0.005)
         time.sleep(moments.uniform(0, 0.05))
         assert process.kill() == -signal.SIGKILL
@@ -155,7 +155,7 @@ def test_killed_run_reaches_equal_metrics(tmp_path: Path) -> None:
 
 
 def _process(words: list[str], here: Path) -> Command:
-    # A state is saved at every chance, so that each kill finds one that is not the last.
+    # A state is saved at each opportunity, so that each kill finds an earlier one.
     begin = "from fedstill.core import run_writer; run_writer.SECONDS_BETWEEN = 0.0"
     return Command(["run", *words], here, [Path(cli.__file__).parents[2]], begin)
 
@@ -164,7 +164,7 @@ def _lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-# --- bad input: one line, exit code 2, nothing written -----------------------------------------------
+# --- invalid input: one line, exit code 2, nothing written --------------------------------------------
 
 
 def images(**changes: Any) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def with_nan() -> np.ndarray[Any, Any]:
 
 
 def broken_modules(folder: Path) -> None:
-    """Modules of a user whose own imports fail."""
+    """Write user modules whose imports fail."""
     (folder / "ours_broken.py").write_text("import ours\n")
     (folder / "package_broken").mkdir()
     (folder / "package_broken" / "__init__.py").touch()
@@ -290,7 +290,7 @@ def test_resuming_finished_run_returns_result(finished: Path) -> None:
 
 @pytest.mark.parametrize(("column", "names"), [("ward", ["a", "b"]), ("site", ["north", "south"])])
 def test_metrics_by_site_of_split_column(tmp_path: Path, column: str, names: list[str]) -> None:
-    """Or else by the column "site"; whose each test example is, is known too."""
+    """Without a split column, the column "site" is used. Sites of test examples are known, too."""
     count = np.arange(80)
     np.savez(
         tmp_path / "data.npz",
@@ -309,7 +309,7 @@ def test_metrics_by_site_of_split_column(tmp_path: Path, column: str, names: lis
         )
     )
     assert run.evaluation.sites == names
-    assert "test_cases" not in about["data"]  # each example counts by itself
+    assert "test_cases" not in about["data"]  # each example is its own case
     groups = run.test.groups
     assert groups is not None
     assert 1 < len(set(groups.tolist())) < len(run.test)
@@ -324,7 +324,7 @@ def test_rejects_data_of_one_class(tmp_path: Path) -> None:
         build_simulation(from_dict({**table, "data": {"name": name}}))
     begun, _ = build_simulation(from_dict({**table, "public": {"name": name}}))
     assert begun.public is not None
-    assert len(begun.public.inputs) == 24  # but for its test part
+    assert len(begun.public.inputs) == 24  # without its test part
 
 
 def test_finished_run_detects_changed_options(finished: Path, tmp_path: Path) -> None:
@@ -341,4 +341,4 @@ def test_finished_run_detects_changed_options(finished: Path, tmp_path: Path) ->
         "config.toml": (out / "config.toml").read_bytes(),
     }
     (out / "config.toml").write_text(text.replace('device = "cpu"', 'device = "meta"', 1))
-    assert resume(out, progress=False) == result_of(finished), "where it computes may be changed"
+    assert resume(out, progress=False) == result_of(finished), "the device may change"

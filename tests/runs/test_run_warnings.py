@@ -1,4 +1,4 @@
-"""Warnings of a run: each is given if it applies, and only then."""
+"""Warnings of a run, each given if and only if it applies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.runs import SHORT, fedstill_run
 
 
 def images(first: int, count: int, *labels: int) -> TensorData:
-    """Images that are each of one number, from ``first`` on."""
+    """Return images with constant pixels: numbers from ``first`` on."""
     each = torch.arange(first, first + count).float().view(-1, 1, 1, 1).expand(-1, 1, 4, 4)
     return TensorData(each, torch.tensor(labels or [0] * count))
 
@@ -67,7 +67,8 @@ def test_warns_about_missing_classes() -> None:
     assert results.missing_classes_warning(MultiLabel(2), [findings], ("Edema", "Mass")) == (
         "no node has an example of Mass: it cannot be learned"
     )
-    assert results.missing_classes_warning(task, [], classes) is None  # nodes elsewhere: theirs to know
+    # in a deployed federation, the server does not know the nodes' classes
+    assert results.missing_classes_warning(task, [], classes) is None
 
 
 def test_warns_about_duplicate_inputs() -> None:
@@ -100,7 +101,7 @@ def test_warns_about_probabilities() -> None:
 
 
 def test_warns_about_non_finite_outputs() -> None:
-    """argmax takes NaN for the first class, and accuracy its share."""
+    """argmax returns the first class for NaN, so accuracy alone would not show this."""
     good, bad = torch.zeros(5, 3), torch.zeros(5, 3)
     assert results.non_finite_outputs_warning(Outputs(good, {"a": good})) is None
     bad[1:3, 2], bad[3, 0] = torch.nan, torch.inf

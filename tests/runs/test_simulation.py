@@ -1,4 +1,4 @@
-"""An experiment's own arithmetic: central models, shares of the test set, when it looks, what it refuses."""
+"""A simulation's own computations: central models, shares of the test set, evaluation steps, refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def accuracy(model: nn.Module, data: TensorData) -> float:
 
 
 def test_evaluates_nodes_on_known_labels() -> None:
-    """In every figure of their own models: standalone, local, its shares, the labels, and at every look."""
+    """In all metrics of the nodes' own models: standalone, local, shares, labels, and each evaluation."""
 
     def findings(count: int, seed: int, unknown: int | None = None) -> TensorData:
         data = blobs(count, seed)
@@ -103,12 +103,12 @@ def test_evaluates_nodes_on_labels_of_public_data() -> None:
         assert [aucs.count(None) for aucs in result] == [0 if labeled else 1] * 3
 
 
-# --- what stands for a central model ---------------------------------------------------------------
+# --- virtual global models -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
 def test_virtual_model_is_weighted_mean_of_nodes(engine: Any) -> None:
-    """FedMD-CG, section 3.1; batch norm's statistics are averaged too."""
+    """FedMD-CG, section 3.1; batch norm's statistics are averaged, too."""
     one = setting(FedPer(rounds=2), "resnet8:4", engine=EngineConfig(batching=engine))
     results = Simulation(one).run()
     models = [model.state_dict() for model in node_models(one)]
@@ -118,13 +118,13 @@ def test_virtual_model_is_weighted_mean_of_nodes(engine: Any) -> None:
         mean = sum(size / 60 * state[name].double() for size, state in zip(SIZES, models, strict=True))
         value.copy_(mean if value.is_floating_point() else mean.round())
     assert results["accuracy"] == pytest.approx(accuracy(average, one.test))
-    assert results["student"] is None  # nobody has it, and nobody gets it
+    assert results["student"] is None  # no party has this model
     head = dict(one.student.named_parameters())["8.weight"]
     assert all(not torch.equal(head, state["8.weight"]) for state in models)
 
 
 def test_virtual_model_is_not_returned() -> None:
-    """Looking every round must give the figures of looking at the end only."""
+    """Evaluating after each round must give the same models as evaluating at the end only."""
     often, seldom = (setting(FedPer(rounds=3), every=every) for every in (1, 0))
     for one in (often, seldom):
         Simulation(one).run()
@@ -162,7 +162,7 @@ def test_student_is_global_model() -> None:
 def test_test_shares_are_disjoint_and_even(test: int, nodes: int) -> None:
     one = setting(Standalone(), test=test, nodes=nodes)
     number = torch.arange(test).view(-1, 1, 1, 1)
-    one.test.inputs[:, :, 0, :1] = number[:, :, 0] / 1000  # each can be identified
+    one.test.inputs[:, :, 0, :1] = number[:, :, 0] / 1000  # makes each example identifiable
     experiment = Simulation(one)
     shares = [
         one.test.subset(experiment.evaluation.rows_of_test_share(index, nodes)) for index in range(nodes)
@@ -187,7 +187,7 @@ def test_test_shares_depend_on_seed() -> None:
     assert all(torch.equal(mine, same) for mine, same in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
     test = setting(Standalone()).test.inputs
-    assert not torch.equal(first[0], test[: len(first[0])])  # not simply in order
+    assert not torch.equal(first[0], test[: len(first[0])])  # not the first examples in order
 
 
 def test_every_node_has_test_share() -> None:
@@ -206,11 +206,11 @@ def test_local_accuracy_uses_test_shares() -> None:
     assert experiment.evaluate()["local_accuracy"] == pytest.approx(sum(each) / 3)
 
 
-# --- when it looks ---------------------------------------------------------------------------------
+# --- evaluation steps ------------------------------------------------------------------------------
 
 
 def looks(method: Any, every: int | None) -> list[int]:
-    """The turns after which a run was evaluated."""
+    """Return the rounds after which a run was evaluated."""
     experiment = Simulation(setting(method, every=every))
     experiment.run()
     lines = [line for line in experiment.records.metrics if line["phase"] == "distillation"]
@@ -232,7 +232,7 @@ def test_evaluates_at_interval_and_end(rounds: int, every: int | None, expected:
     assert looks(FedAvg(rounds=rounds), every) == expected
 
 
-# --- what is refused before anything is trained ----------------------------------------------------
+# --- refusals before training ----------------------------------------------------------------------
 
 
 def untouched(one: Setting, error: type[Exception], message: str) -> str:
@@ -304,7 +304,7 @@ def test_names_nodes_that_refuse_parameters() -> None:
 
 
 class Between(nn.Module):
-    """Computes something between its two modules, which the parts alone would leave out."""
+    """A module that computes something between its two parts, which the parts alone would omit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -316,7 +316,7 @@ class Between(nn.Module):
 
 
 class OwnForward(nn.Sequential):
-    """A Sequential whose forward is its user's own."""
+    """A Sequential with a custom forward."""
 
     def __init__(self) -> None:
         super().__init__(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
@@ -330,11 +330,12 @@ class OwnForward(nn.Sequential):
 def test_rejects_unsplittable_network(
     network: type[nn.Module],
 ) -> None:
-    """Or else another function would be trained than the one that its owner gets back and uses."""
+    """Otherwise another function would be trained than the one that the owner gets back."""
     models = [network() for _ in range(3)]
     one = setting(FedPer(rounds=1), models=models, student=network())
     untouched(one, ModelError, "student cannot be split")
-    Simulation(setting(Standalone(), models=[network() for _ in range(3)]))  # here it need not be
+    # this method does not split networks
+    Simulation(setting(Standalone(), models=[network() for _ in range(3)]))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +349,7 @@ def test_rejects_unsplittable_network(
     ],
 )
 def test_frozen_network_runs_or_is_refused(method: Any) -> None:
-    """Who brings a finished model only answers; a method that must train it may say no, naming the node."""
+    """A frozen model only responds; a method that must train it is refused, with the node's name."""
     one = setting(method)
     node_models(one)[1].requires_grad_(False)
     before = copy.deepcopy(node_models(one)[1].state_dict())
@@ -384,7 +385,7 @@ def test_frozen_network_uses_no_random_numbers() -> None:
 
 
 class FunctionalDropout(nn.Module):
-    """A network whose random numbers no layer announces."""
+    """A network with random numbers that no layer shows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -409,7 +410,7 @@ def test_random_networks_repeat_if_watched_and_are_refused_otherwise() -> None:
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(watched, alone, strict=True))
 
 
-# --- whose each example is --------------------------------------------------------------------------
+# --- owners of examples ----------------------------------------------------------------------------
 
 
 def test_notes_privacy_unit() -> None:

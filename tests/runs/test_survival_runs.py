@@ -1,4 +1,4 @@
-"""Survival through whole runs, on a table whose hazards are known."""
+"""Survival analysis in whole runs, on a table with known hazards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_methods_learn_survival(tmp_path: Path, method: str, options: tuple[str,
     alone = {key: each["mean"] for key, each in (result["local"] or {}).items()}
     reached = alone if result["concordance"] is None else result
     assert reached["concordance"] > 70, "chance is 50"
-    assert reached["brier"] < 0.2, "one half for everybody at all times is 0.25"
+    assert reached["brier"] < 0.2, "the score of a constant prediction of 0.5 is 0.25"
     low, high = result["intervals"]["nodes" if method == "standalone" else "global_model"]
     assert low < reached["concordance"] < high
     by_site = result["sites"]["nodes"]["node-1"] if alone else result["sites"]["global_model"]

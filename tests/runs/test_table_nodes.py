@@ -1,4 +1,4 @@
-"""Tables at deployed nodes: each reads its own csv and checks it against the schema that the server sends."""
+"""Tables at deployed nodes: each reads its own csv and checks it against the server's schema."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.links import NAMES, SCHEMA, RecordingLink, hosts, live, run_o
 
 
 def test_owner_checks_table_by_run_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody has to hand over rows for that; and what waits for approval names the columns."""
+    """No rows have to be shared for this; the request for approval names the columns."""
     config = run_of(tmp_path, "fediod")
     here = hosts(config, tmp_path)[NAMES[0]].folder
     for path in (tmp_path / "hospitals").glob("*.csv"):
@@ -38,7 +38,7 @@ def test_owner_checks_table_by_run_schema(tmp_path: Path, capsys: pytest.Capture
     output = " ".join(capsys.readouterr().out.split())
     assert "30 examples, 5, from own.csv no: " in output
     assert "shape and classes are those of its schema" in output
-    assert LIVE in output  # and nothing else is against it
+    assert LIVE in output  # there is no other objection
     (here / "own.csv").write_text("age,ward,ill\n101,a,no\n", encoding="utf-8")
     with pytest.raises(SystemExit) as ended:
         cli(["node", "check", str(here), str(tmp_path / "run.toml")])

@@ -1,4 +1,4 @@
-"""Tables through whole runs: methods that take them, on both engines, and what is refused beforehand."""
+"""Tables in whole runs: supported methods on both engines, and refusals before training."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_methods_learn_regression(tmp_path: Path, method: str, options: tuple[st
     result = result_of(tmp_path)
     assert (result["metric"], result["kind"], result["data"]["shape"]) == ("r2", "number", [11])
     reached = result if result["r2"] is not None else {k: v["mean"] for k, v in result["local"].items()}
-    assert reached["r2"] > 20, "a constant reaches 0"
+    assert reached["r2"] > 20, "a constant prediction has 0"
     assert 10 < reached["mae"] < reached["rmse"] < 20
     assert [node["label_counts"] for node in result["nodes"]] == [[n["examples"]] for n in result["nodes"]]
     assert "Rows at each node" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
@@ -158,7 +158,7 @@ QUICK: dict[str, Any] = {
 
 
 class Frame(dict[str, list[Any]]):
-    """The attributes of a DataFrame that are used."""
+    """The used attributes of a DataFrame."""
 
     shape = (60, 2)
     to_numpy = None

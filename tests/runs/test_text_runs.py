@@ -1,4 +1,4 @@
-"""Texts through whole runs: methods that take them, mixed nodes, and what is refused beforehand."""
+"""Texts in whole runs: supported methods, mixed architectures, and refusals before training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILLERS = ["the", "film", "is", "a", "story", "of", "two", "days"]
 
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """240 reviews that one word in each decides, a third of them for testing."""
+    """Return a file of 240 reviews, each decided by one word; a third are test data."""
     draw = random.Random(0)
     lines = ["text,label,split"]
     for number in range(240):

@@ -24,7 +24,7 @@ from fedstill.runs.spec import RunSpec, from_dict
 from fedstill.runs.trained_model_cache import TrainedModels
 
 FEDKD = {"name": "fedkd", "student": {"epochs": 2}}
-CENTRALIZED = "centralised"  # node of centralized training: the spelling of its random streams
+CENTRALIZED = "centralised"  # node of centralized training; the name of its random streams
 FEDIOD = {"name": "fediod", "steps": 2, "batch": 8, "generator": {"width": 4}, "critic": {"width": 4}}
 
 
@@ -71,7 +71,7 @@ def untimed(out: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the trained nodes."""
+    """Return a list to which the names of trained nodes are added."""
     who, train = [], local_training.train
 
     def counting(nodes: Any, *args: Any, **options: Any) -> int:
@@ -96,7 +96,7 @@ def test_cached_models_reach_equal_metrics(tmp_path: Path, counted: list[str]) -
     students = [(tmp_path / name / "student.safetensors").read_bytes() for name in ("fediod", "alone")]
     assert students[0] == students[1]
     assert untimed(tmp_path / "fediod") == untimed(tmp_path / "alone")
-    for phase in ("local_training", "centralized"):  # what it would have taken
+    for phase in ("local_training", "centralized"):  # reported as if trained
         assert second["seconds"][phase] == pytest.approx(first["seconds"][phase], rel=0.5, abs=0.2)
     assert second["seconds"]["total"] > second["seconds"]["local_training"]
 
@@ -135,7 +135,7 @@ def test_comparison_trains_once_per_setting_and_seed(tmp_path: Path, counted: li
 
 
 def test_resumed_run_keeps_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the steps that a stack has done would be those of its first node."""
+    """Otherwise the steps of a stack would be saved as those of its first node."""
     many = config({"name": "standalone"}, split={"name": "dirichlet", "nodes": 4, "alpha": 1.0}, nodes=MANY)
     whole = build_simulation(many)[0].run(None)
 
@@ -145,7 +145,7 @@ def test_resumed_run_keeps_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         build_simulation(many)[0].run(tmp_path)
     monkeypatch.undo()
     later = build_simulation(many)[0]
-    later.compute.workers = Workers(4)  # where four nodes are not stacked
+    later.compute.workers = Workers(4)  # on such a machine, four nodes are not stacked
     results = later.run(tmp_path)
     assert results["standalone"] == whole["standalone"]
 

@@ -41,7 +41,7 @@ def a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_student_file_describes_network_and_inputs(run: Path) -> None:
     with safe_open(run / "student.safetensors", "pt") as file:
         header = file.metadata()
-    assert list(header) == ["fedstill"]  # of several, safetensors writes now one first, now another
+    assert list(header) == ["fedstill"]  # safetensors does not keep the order of several keys
     output = json.loads(header["fedstill"])
     assert output["format"] == "fedstill student 1"
     assert (output["model"], output["classes"], output["shape"]) == ("linear", ["no", "yes"], [4])
@@ -78,7 +78,7 @@ def test_evaluate_counts_seen_examples_and_reports_sites(run: Path, command: Mai
     alone = json.loads(command("evaluate", run, "--data", run.parent / "d.csv", "--json")[1])
     assert evaluation["sites"]["d"]["metrics"] == alone["metrics"]
     assert evaluation["sites"]["d"]["interval"] == alone["interval"]
-    assert evaluation["seen"]["examples"] > 30  # four of five rows of a are at its node
+    assert evaluation["seen"]["examples"] > 30  # four of five rows of a were at its node
     only = json.loads(command("evaluate", run, "--data", both, "--sites", "d", "--json")[1])
     assert only["metrics"] == alone["metrics"]
 
@@ -93,7 +93,7 @@ def test_predict_does_not_overwrite_without_flag(
     code, _, err = command("predict", run, data)
     assert (code, responses.read_bytes()) == (2, first)
     assert "d-predictions.csv exists: --out names another file" in err
-    err = command("predict", run.parent, data, "--out", "other.csv")[2]  # a comparison's folder, say
+    err = command("predict", run.parent, data, "--out", "other.csv")[2]  # such as a comparison's folder
     assert f"it holds several runs (expected one of them, as {run}" in err
     assert command("predict", run, data, "--out", responses)[0] == 0
 
@@ -109,11 +109,11 @@ def test_evaluate_counts_public_training_examples(tmp_path: Path, command: Main)
         "examples": 128,
         "public": 32,
         "why": "",
-    }  # 160 to train on, a fifth of which is held out
+    }  # 160 for training, of which a fifth is held out
     expected = "128 are also in the nodes' training data, and 32 are also in the public data"
     assert expected in " ".join(command("evaluate", out, "--data", file)[1].split())
 
-    file.rename(tmp_path / "moved.npz")  # and other data stand in its place
+    file.rename(tmp_path / "moved.npz")  # other data take its place
     np.savez(file, images=draws.random((200, 8, 8), dtype=np.float32), labels=draws.integers(0, 3, 200))
     overlap = json.loads(command("evaluate", out, "--data", tmp_path / "moved.npz", "--json")[1])["seen"]
     assert overlap["examples"] is None
@@ -127,7 +127,7 @@ def test_evaluate_claims_nothing_about_unavailable_node_data(run: Path, command:
 
 
 def test_predictions_have_one_line_per_example(run: Path, command: Main, tmp_path: Path) -> None:
-    (tmp_path / "new.csv").write_text("sex,age\nf,90\nm,10\nf,\n", encoding="utf-8")  # nothing is labeled
+    (tmp_path / "new.csv").write_text("sex,age\nf,90\nm,10\nf,\n", encoding="utf-8")  # unlabeled data
     words = ("--out", tmp_path / "answers.csv", "--json")
     code, out, err = command("predict", run, tmp_path / "new.csv", *words)
     assert (code, err) == (0, "")
@@ -152,7 +152,7 @@ def test_export_matches_student_and_includes_preprocessing(
     code, out, _ = command("export", run, "--format", kind, "--out", tmp_path / "student")
     assert code == 0
     assert "loaded back, and the same" in out
-    # A woman of 70, a man whose age is not known, and a person outside of the schema.
+    # A woman of 70, a man of unknown age, and a person outside of the schema.
     rows = torch.tensor([[70.0, 0.0], [torch.nan, 1.0], [170.0, 0.0]])
     if kind == "onnx":
         import onnxruntime  # type: ignore[import-not-found]

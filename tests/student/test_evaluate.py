@@ -32,7 +32,7 @@ def test_delivered_student_reaches_reported_metrics(task: str, tmp_path: Path) -
     assert evaluation["examples"] == result["data"]["test"]
     assert evaluation["metrics"] == {key: result[key] for key in evaluation["metrics"]}
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1][result["metric"]] == result[result["metric"]]  # also what was measured on the way
+    assert lines[-1][result["metric"]] == result[result["metric"]]  # also the metrics during the run
 
 
 @pytest.mark.parametrize("task", ["classification", "segmentation", "text"])

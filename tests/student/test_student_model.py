@@ -33,7 +33,7 @@ PIXELS = DataSpec(TASKS["classification"](), ("cat", "dog"), (3, 8, 8), (0.4, 0.
 
 
 def written(folder: Path, network: nn.Module, model: str, spec: DataSpec) -> Path:
-    """Write a run's folder with nothing but its student."""
+    """Write a run's folder that only contains its student."""
     folder.mkdir(exist_ok=True)
     weights = {name: value.clone() for name, value in network.state_dict().items()}
     save_file(weights, folder / "student.safetensors", StudentFile(model, spec).header())
@@ -124,7 +124,7 @@ def test_student_from_python_describes_its_inputs(tmp_path: Path) -> None:
     student = fedstill.load(tmp_path / "run")
     assert (student.classes, student.about.model) == (("cat", "dog"), "mlp:4")
     torch.testing.assert_close(student((x[16:] + 1) / 2), mine(x[16:]))
-    torch.testing.assert_close(student((x[16:, 0] + 1) / 2), mine(x[16:]))  # one channel may be left out
+    torch.testing.assert_close(student((x[16:, 0] + 1) / 2), mine(x[16:]))  # a single channel may be omitted
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_regression_predictions_are_in_target_unit(tmp_path: Path) -> None:
     nn.init.constant_(network.weight, 0.5)
     nn.init.zeros_(network.bias)
     student = fedstill.load(written(tmp_path / "run", nn.Sequential(nn.Flatten(), network), "linear", spec))
-    # An age of 100 is 1, of which the network makes 0.5: three quarters of 0 to 30.
+    # An age of 100 is scaled to 1, for which the network returns 0.5: three quarters of 0 to 30.
     assert student({"age": [100, 0]}).flatten().tolist() == [22.5, 7.5]
     assert student(torch.tensor([[50.0]])).item() == 15.0
     with pytest.raises(DataError, match=r"row 0: .*'age' is 101 .*0 to 100"):
@@ -174,7 +174,7 @@ def test_survival_predictions_are_survival_probabilities(tmp_path: Path) -> None
     schema = fedstill.TableSchema("days", columns, event="died", intervals=3)
     network = nn.Linear(1, 3)
     nn.init.zeros_(network.weight)
-    nn.init.zeros_(network.bias)  # half of those who are left, in each interval
+    nn.init.zeros_(network.bias)  # a hazard of one half in each interval
     spec = DataSpec(TASKS["survival"](), schema.classes, (1,), (), (), schema=schema)
     student = fedstill.load(written(tmp_path / "run", network, "linear", spec), nn.Linear(1, 3))
     assert student.probabilities({"age": [50]}).tolist() == [[0.5, 0.25, 0.125]]
@@ -191,12 +191,12 @@ def test_map_predictions_are_exported_but_not_written_to_csv(tmp_path: Path) -> 
         predict(student, "x.npz", EvaluationDataOptions(), tmp_path / "a.csv")
     assert export(student, "torchscript", tmp_path / "student.pt") < 1e-6
     with pytest.raises(ModelError, match=r"'unet' .*huggingface"):
-        export(student, "huggingface", tmp_path / "folder")  # which would make a U-Net of it
+        export(student, "huggingface", tmp_path / "folder")  # the export would create a U-Net
     with raises_invalid("--out", ANY, "existing folder"):
         export(student, "torchscript", tmp_path / "nowhere" / "student.pt")
     with raises_invalid("--out", ANY, "a file", "new path"):
         export(student, "torchscript", tmp_path / "run")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "student.pt"]  # no half an export
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "student.pt"]  # no incomplete export
 
 
 def test_fixed_features_are_rebuilt_on_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_image_folder_is_read_for_predict_and_evaluate(cats: Path, tmp_path: Pat
     (tmp_path / "pets/cat/0.png").rename(tmp_path / "flat" / "=1+1.png")
     predict(student, str(tmp_path / "flat"), EvaluationDataOptions(fit=True), tmp_path / "a.csv")
     (line,) = csv.DictReader((tmp_path / "a.csv").open(encoding="utf-8"))
-    assert line["example"] == "'=1+1.png", "no spreadsheet computes the name of a file"
+    assert line["example"] == "'=1+1.png", "spreadsheets must not evaluate file names as formulas"
 
 
 def test_class_folders_are_matched_by_name(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from fedstill.node.folder_log import read_security_events
 
 
 def entries(folder: Path, *parts: str) -> list[dict[str, Any]]:
-    """Return the entries of a folder's log without hash and number, optionally of some parts only, and
-    without security events other than refused queries.
+    """Return the entries of a folder's log without hash and number, optionally of some parts only.
+
+    Of the security events, only refused queries are included.
     """
     if not (folder / FILE).exists():
         return []
@@ -40,15 +41,16 @@ def releases(folder: Path) -> list[dict[str, Any]]:
 
 
 def total_charged(audit: AuditLog, node: str) -> tuple[Mapping[str, int], int]:
-    """Return the total cost of a node's releases: events as text with their counts, and the number without
-    a guarantee.
+    """Return the total cost of a node's releases.
+
+    That is: events as text with their counts, and the number of releases without a guarantee.
     """
     spent = audit.spending(node, ALL_RUNS)
     return spent.total_events, spent.total_no_guarantee
 
 
 def write(folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Write a log with given entries; missing fields have defaults."""
+    """Write a log with the given entries; missing fields have defaults."""
     (folder / FILE).unlink(missing_ok=True)
     (folder / f"{FILE}.head").unlink(missing_ok=True)
     plain = {"run": "run", "number": 0, "query": "predict_logits", "part": "response"}

@@ -1,4 +1,4 @@
-"""Images of one bright row, whose place tells which of three classes, and short runs on them."""
+"""Images with one bright row whose position is the class, and short runs on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPE = (1, 8, 8)
 
 
 def bright_rows(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images of one bright row, whose place tells which of three classes."""
+    """Return images with one bright row whose position gives one of three classes."""
     draw = torch.Generator().manual_seed(seed)
     labels = torch.randint(3, (count,), generator=draw)
     pixels = -0.8 + 0.1 * torch.rand(count, 1, 8, 8, generator=draw)
@@ -29,7 +29,7 @@ def bright_rows(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def few(**changes: Any) -> dict[str, Any]:
-    """Arguments for a short run of two nodes; networks are new, with equal initial weights."""
+    """Return arguments for a short run of two nodes; networks are new, with equal initial weights."""
     torch.manual_seed(0)
     return {
         "data": [bright_rows(60, 1), bright_rows(90, 2)],

@@ -23,7 +23,7 @@ FEDIOD = [(87.0, 60.0, 30_000, 10_000), (91.0, 60.0, 30_000, 10_000), (95.0, 60.
 ALONE = [(60.0, 60.0, 0, 0), (61.0, 61.0, 0, 0), (65.0, 65.0, 0, 0)]
 
 
-def a_result(accuracy: float, local: float, up: int, down: int, turns: int) -> dict[str, Any]:
+def a_result(accuracy: float, local: float, up: int, down: int, rounds: int) -> dict[str, Any]:
     return {
         "accuracy": accuracy,
         "student": {"accuracy": accuracy},
@@ -34,7 +34,7 @@ def a_result(accuracy: float, local: float, up: int, down: int, turns: int) -> d
         "bytes": {"up": up, "down": down},
         "queries": 41,
         "iteration_unit": "round",
-        "iterations": turns,
+        "iterations": rounds,
         "seconds": {"total": 12.5},
         "data": {"note": "made up for a test"},
         "releases": ["data sizes", "parameters"],
@@ -43,7 +43,7 @@ def a_result(accuracy: float, local: float, up: int, down: int, turns: int) -> d
 
 def a_run(out: Path, folder: str, metrics: tuple[float, float, int, int], curve: dict[int, float]) -> None:
     (out / folder).mkdir(parents=True)
-    result = a_result(*metrics, turns=max(curve, default=0))
+    result = a_result(*metrics, rounds=max(curve, default=0))
     (out / folder / "result.json").write_text(json.dumps(result))
     lines = [{"phase": "distillation", "step": step, "accuracy": value} for step, value in curve.items()]
     (out / folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -69,7 +69,7 @@ def a_plan(**changes: Any) -> Comparison:
 
 
 def write_runs_to_compare(folder: Path) -> Path:
-    """Write a comparison: two settings, three methods finished in the first, one was refused."""
+    """Write a comparison: two settings; in the first, three methods finished and one was refused."""
     write_text(folder / "compare.toml", f"# Made by: fedstill compare <mine>.toml\n\n{a_plan().to_toml()}")
     first = "50-skew_ed"
     for seed in range(3):

@@ -43,8 +43,11 @@ SURVIVAL_HEADER = "age,stage,marker,months,died"
 
 
 def write_survival(folder: Path, rows: int = 120, sites: int = 3, seed: int = 0) -> Path:
-    """A folder with a csv for each site: exponential times, shorter for the old, the ill and a high marker,
-    censored by whichever comes first of a visit that was missed and the end at 40 months."""
+    """Write a folder with a csv of survival data for each site, and return it.
+
+    Times are exponential, and shorter for old or ill patients and those with a high marker. They are censored
+    by a missed visit or the end of the study at 40 months, whichever comes first.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "schema.toml").write_text(SURVIVAL_SCHEMA, encoding="utf-8")
     draw = np.random.default_rng(seed)
@@ -116,7 +119,7 @@ TEST = np.arange(COUNT) % 3 == 0
 
 
 def images(targets: str) -> Callable[[Path], tuple[str, str]]:
-    """Images with a bright square: its position is the class, the labels or the mask."""
+    """Return a writer of images with a bright square, whose position is the class, the labels or the mask."""
 
     def write(folder: Path) -> tuple[str, str]:
         draw = np.random.default_rng(0)
@@ -142,7 +145,7 @@ def images(targets: str) -> Callable[[Path], tuple[str, str]]:
 
 
 def table(target: str, kind: str) -> Callable[[Path], tuple[str, str]]:
-    """Rows of two numbers that determine a class or a number."""
+    """Return a writer of rows of two numbers that determine a class or a number."""
 
     def write(folder: Path) -> tuple[str, str]:
         draw = np.random.default_rng(0)
@@ -194,7 +197,7 @@ def survival(folder: Path) -> tuple[str, str]:
     return str(file), str(data_folder / "tested.csv")
 
 
-# By task: who writes its data, its network, and the options of its data.
+# By task: the writer of its data, its network, and the options of its data.
 TASKS: dict[str, tuple[Callable[[Path], tuple[str, str]], str, dict[str, Any]]] = {
     "classification": (images("class"), "small-cnn:8", {}),
     "multi-label": (images("labels"), "small-cnn:8", {}),
@@ -205,7 +208,7 @@ TASKS: dict[str, tuple[Callable[[Path], tuple[str, str]], str, dict[str, Any]]] 
     "regression": (table("value", "number"), "mlp:16", {}),
     "survival": (survival, "mlp:16", {}),
 }
-# Maps are learned late, and a student that answers one class everywhere shows no rounding.
+# Segmentation needs more training: a student that predicts one class everywhere would hide rounding.
 LOCAL = {"segmentation": {"epochs": 10, "batch": 8, "lr": 1e-3}}
 
 

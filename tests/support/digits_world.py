@@ -1,4 +1,4 @@
-"""Three nodes with digits, and methods that do the least work: what holds for all is tried here."""
+"""Three nodes with digits, and methods with minimal options, for tests that run all methods."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fedstill.tasks.classification import Classification
 from tests.support.runs import make_setting
 
 SHAPE, CLASSES = (1, 8, 8), 10
-SIZES = (40, 24, 33)  # unequal, and none a multiple of the batch
+SIZES = (40, 24, 33)  # unequal, and no multiple of the batch
 LOCAL = LocalConfig(epochs=2, batch=16, lr=5e-3)
 
-# The smallest work with more than one step, for the options that a method may have and for groups of them.
+# Minimal values of options and groups of options that methods may have, with more than one step.
 TINY: dict[str, Any] = {
     "rounds": 2,
     "initial_rounds": 1,
@@ -32,7 +32,7 @@ TINY: dict[str, Any] = {
     "epochs": 2,
     "batch": 16,
     "subset": 20,
-    "attention": 0.0,  # FedAD's needs convolutions: see test_fedad.py
+    "attention": 0.0,  # FedAD's attention needs convolutions: see test_fedad.py
     "target_examples": 12,
     "dream_steps": 2,
     "features": 8,
@@ -47,7 +47,7 @@ TINY: dict[str, Any] = {
 
 
 def config_of(name: str, **options: Any) -> Any:
-    """Config of a method, as small as may be.
+    """Return the config of a method with minimal options.
 
     Args:
         name: name of the method.
@@ -85,13 +85,13 @@ def some(first: int, count: int) -> TensorData:
 
 
 def public() -> PublicData:
-    """37 labeled images: a remainder in every batch."""
+    """Return 37 labeled images: the last batch is smaller."""
     data = some(400, 37)
     return PublicData("held-out", data.inputs, data.targets)
 
 
 def setting(name: str, options: dict[str, Any], **changes: Any) -> Setting:
-    """A federation of three nodes in which a method can run, as far as the networks allow it."""
+    """Return a federation of three nodes that satisfies a method's requirements, except for networks."""
     config = config_of(name, **options)
     needs = config.needs()
     given: dict[str, Any] = {

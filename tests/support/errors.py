@@ -1,4 +1,4 @@
-"""Expect errors by their attributes: the option that is blamed, or the rule that refuses."""
+"""Context managers that expect errors by attributes: the invalid option, or the rule that refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedstill.core.errors import ArgumentError, QueryRefused
 
 
 def require_in_order(text: str, parts: Sequence[str]) -> None:
-    """Assert that a text contains all parts, one after the other."""
+    """Assert that a text contains all parts in this order."""
     rest = text
     for part in parts:
         _, found, rest = rest.partition(part)
@@ -24,9 +24,9 @@ def raises_invalid(name: str, value: object = ANY, *expected: str) -> Iterator[N
     """Expect an :class:`ArgumentError`.
 
     Args:
-        name: the option or argument that it blames.
+        name: the invalid option or argument.
         value: its value.
-        expected: values, numbers and names that stand in what it expects, in this order.
+        expected: values, numbers and names that the expectation must contain, in this order.
     """
     with pytest.raises(ArgumentError) as caught:
         yield
@@ -41,8 +41,8 @@ def raises_refused(rule: str, *parts: str, query: str = ANY, node: str = ANY) ->
 
     Args:
         rule: the rule that refuses, or its beginning.
-        parts: numbers and names that stand in the rest of it, in this order.
-        query: the query that is refused.
+        parts: numbers and names that the rest of the rule must contain, in this order.
+        query: the refused query.
         node: the node that refuses.
     """
     with pytest.raises(QueryRefused) as caught:

@@ -1,4 +1,4 @@
-"""Golden files: whole texts that a person reads, kept in ``tests/golden`` and compared line by line."""
+"""Golden files: whole texts as users see them, stored in ``tests/golden`` and compared line by line."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ FOLDER = Path(__file__).parents[1] / "golden"
 
 
 class Golden:
-    """Compares a text with ``tests/golden/NAME.txt``, or writes this file.
+    """Compare a text with ``tests/golden/NAME.txt``, or write this file.
 
-    A golden file holds wording. Numbers, names and exit codes that must hold are asserted in the test itself,
-    since ``--update-golden`` accepts any text.
+    Golden files only check wording. Tests assert numbers, names and exit codes themselves, since
+    ``--update-golden`` accepts any text.
     """
 
     def __init__(self, update: bool) -> None:

@@ -1,4 +1,4 @@
-"""Startup kits that prove who a node is, and parties of secure aggregation."""
+"""Startup kits that authenticate nodes, and parties of secure aggregation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NOW = datetime.now(timezone.utc)
 
 
 class Authority:
-    """Signs certificates, and writes kits."""
+    """Certificate authority that writes kits."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -55,7 +55,7 @@ class Authority:
     def write(
         self, folder: Path, name: str, days: int = 1, *, with_rsa: bool = False, role: str = ""
     ) -> None:
-        """A kit in a node's folder, in the name of a node."""
+        """Write a kit with a certificate for ``name`` into a node's folder."""
         startup = folder / "kit" / "startup"
         startup.mkdir(parents=True, exist_ok=True)
         key = rsa.generate_private_key(65537, 2048) if with_rsa else ec.generate_private_key(ec.SECP256R1())
@@ -90,7 +90,7 @@ LOSSES = PolicyConfig(sums_may_differ=True)
 
 
 class Party:
-    """Nodes that have met, each with a number of its own to add."""
+    """Nodes that have exchanged keys, each with values to add."""
 
     def __init__(
         self, folder: Path, names: Sequence[str] = NAMES, policy: PolicyConfig = LOSSES, run: str = "one"
@@ -106,7 +106,7 @@ class Party:
         self.values = {name: torch.tensor([[1.5, -2.0, index]]) for index, name in enumerate(names)}
 
     def start_node(self, name: str) -> SumMasks:
-        """A node's process, begun (again)."""
+        """Return the masks of a new process of a node."""
         home = self.folder / name
         return SumMasks(
             {"run": self.run},

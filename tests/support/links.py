@@ -1,4 +1,4 @@
-"""Nodes behind real messages of this process, and runs over them."""
+"""Nodes behind real messages in this process, and runs over them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Loopback:
     """Nodes of this process behind real messages.
 
     Args:
-        serve: by node, what replies to a message.
+        serve: by node, the function that replies to a message.
     """
 
     def __init__(self, serve: Mapping[str, Callable[[bytes], bytes]]) -> None:
@@ -77,7 +77,7 @@ def tiny(
 
 
 class Live(RemoteRun):
-    """A run at the server, in a folder of its own."""
+    """A run at the server with a fixed output folder."""
 
     def __init__(self, config: RunSpec, link: Link, name: str, folder: Path) -> None:
         super().__init__(config, link, name)
@@ -88,12 +88,12 @@ class Live(RemoteRun):
 
 
 class Away:
-    """The same run over messages, every node a folder and a host of its own.
+    """The same run over messages: every node has its own folder and host.
 
     Args:
-        config: of the run.
-        folder: for the nodes and the server.
-        bend: what becomes of a node's replies on the way, by node.
+        config: configuration of the run.
+        folder: folder of the nodes and the server.
+        bend: by node, a function that wraps the node's ``serve`` and may change its replies.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Away:
         return Live(self.config, link or Loopback(self.serve), "one", self.folder / "server")
 
     def same_nodes(self, experiment: Simulation) -> None:
-        """The nodes' networks are those of the same run in one process."""
+        """Assert that the nodes' networks equal those of the same run in one process."""
         checkpoint = load_state(self.folder / "server/state.safetensors")["checkpoint"]
         for node in experiment.nodes:
             path = self.folder / "nodes" / node.name / f"runs/one/checkpoint-{checkpoint}.safetensors"
@@ -126,7 +126,7 @@ def here(config: RunSpec) -> tuple[Simulation, dict[str, Any]]:
 
 
 class RecordingLink(Loopback):
-    """Notes what is said to whom; nodes in ``away`` are not there."""
+    """Link that records the operations sent to each node; nodes in ``away`` are unreachable."""
 
     def __init__(self, hosts: dict[str, NodeService], away: tuple[str, ...] = ()) -> None:
         super().__init__({name: host.serve for name, host in hosts.items()})
@@ -143,7 +143,7 @@ class RecordingLink(Loopback):
 
 
 def nodes(config: RunSpec, folder: Path, **changes: Any) -> dict[str, NodeService]:
-    """Hosts of a simulation's nodes; ``changes`` replace text in their node.toml."""
+    """Return hosts of a simulation's nodes; ``changes`` replace values in their node.toml."""
     deployment.write_nodes(config, build_simulation(config)[0], folder / "nodes")
     for node in NAMES:
         file = folder / "nodes" / node / "node.toml"
@@ -161,7 +161,7 @@ def live(config: RunSpec, link: Loopback, folder: Path) -> Live:
 
 
 def changed(config: RunSpec, **tables: dict[str, Any]) -> RunSpec:
-    """A configuration with some values of some tables replaced."""
+    """Return a configuration with some values of some tables replaced."""
     table = to_dict(config)
     for name, values in tables.items():
         table[name] = {**table[name], **values}
@@ -179,7 +179,7 @@ columns = [
 
 
 def run_of(folder: Path, method: str) -> RunSpec:
-    """A run on a folder of tables, one a node, a quarter of whose rows are for testing."""
+    """Return a run on a folder of tables, one per node, with a quarter of the rows as test data."""
     draw, tables = random.Random(0), folder / "hospitals"
     tables.mkdir()
     (tables / "schema.toml").write_text(SCHEMA, encoding="utf-8")
@@ -207,7 +207,7 @@ def run_of(folder: Path, method: str) -> RunSpec:
 
 
 def hosts(config: RunSpec, folder: Path) -> dict[str, NodeService]:
-    """The nodes of a run, each with its own csv in its own folder."""
+    """Return the hosts of a run's nodes, each with its own csv in its own folder."""
     made = nodes(config, folder, source='"csv"', path='"own.csv"')
     for name in made:
         shutil.copy(folder / "hospitals" / f"{name}.csv", folder / "nodes" / name / "own.csv")

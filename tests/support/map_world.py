@@ -50,7 +50,7 @@ ASYN = AsynDGAN(
 
 
 def blobs(count: int, seed: int, task: Task = TASK) -> TensorData:
-    """Dark images with a bright disc and, in most, a brighter square in it, which is what is looked for."""
+    """Return dark images with a bright disc and, in most, a brighter square: the foreground."""
     draw = torch.Generator().manual_seed(seed)
     y, x = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
     middle = 6 + 4 * torch.rand(count, 2, 1, 1, generator=draw)
@@ -65,12 +65,12 @@ def blobs(count: int, seed: int, task: Task = TASK) -> TensorData:
 
 
 def vgg(width: int = 3) -> VGGFeatures:
-    """Features of the form of VGG-16's, narrow and random."""
+    """Return features with the structure of VGG-16, narrow and random."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         channels, convolutions = 3, {}
         for index in CONV_INDICES["VGG-16"]:
-            layer = nn.Conv2d(channels, width, 3, padding=1, device="meta")  # draws nothing
+            layer = nn.Conv2d(channels, width, 3, padding=1, device="meta")  # samples nothing
             layer.weight = nn.Parameter(0.5 * torch.randn(width, channels, 3, 3))
             layer.bias = nn.Parameter(0.1 * torch.randn(width))
             convolutions[index], channels = layer, width
@@ -87,7 +87,7 @@ def world(
     stacked: bool = True,
     **options: Any,
 ) -> World:
-    """Nodes with 5, 8 and 11 images each, none of them trained."""
+    """Return three nodes with 5, 8 and 11 images, not trained."""
     config = changed(config, **options)
     models = [disagreeing(build(spec, SHAPE, task.classes, 0, index)) for index, spec in enumerate(specs)]
     nodes = make_nodes(models, policy=policy, data=lambda index: blobs(5 + 3 * index, index, task))
@@ -97,29 +97,29 @@ def world(
 
 
 def view(node: Node, task: Task = TASK, features: nn.Module | None = None) -> NodeView:
-    """A node as a method's functions see it."""
+    """Return the view of a node that a method's functions get."""
     return NodeView(NodeGroup([node]), NodeSetting(task, LocalConfig(), Compute(), None, features))
 
 
 def sent_order(node: Node) -> torch.Tensor:
-    """The order in which a node sends its maps."""
+    """Return the order in which a node sends its maps."""
     return map_order(view(node))
 
 
 def weights(*modules: nn.Module) -> torch.Tensor:
-    """All numbers of some networks in one vector."""
+    """Return all weights of some networks in one vector."""
     parts = [value.detach().flatten().float() for m in modules for value in m.state_dict().values()]
     return torch.cat(parts).clone()
 
 
 def everything(world: World) -> torch.Tensor:
-    """All numbers that a run can change."""
+    """Return all numbers that a run can change."""
     critics = [node.modules["critic"] for node in world.nodes if "critic" in node.modules]
     return weights(world.server.student, world.server.state.generator.G, *critics)
 
 
 def up(world: World) -> Mapping[str, int]:
-    """Bytes that left the nodes, by kind."""
+    """Return the bytes that left the nodes, by kind."""
     return {
         kind: sizes["up"] for kind, sizes in world.audit.traffic_totals()["by_kind"].items() if sizes["up"]
     }

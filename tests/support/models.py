@@ -1,4 +1,4 @@
-"""Models that are not torch modules, and weights in the form of VGG-16's."""
+"""Models that are not torch modules, and weights with the structure of VGG-16."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_onnx(path: Path, weights: np.ndarray[Any, Any], output_name: str = "pr
 
 
 def onnx_backbone() -> Any:
-    """A graph whose features are 0 to 7 times the average pixel."""
+    """Return a graph whose features are 0 to 7 times the average pixel."""
     pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper
 
@@ -55,7 +55,7 @@ def onnx_backbone() -> Any:
 
 @contextmanager
 def serving(response: Callable[[Any], Any], status: int = 200) -> Iterator[str]:
-    """Serve a local endpoint whose responses, bytes or JSON, a function makes of the requests."""
+    """Serve a local endpoint; ``response`` computes the response, bytes or JSON, of each request."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -65,11 +65,11 @@ def serving(response: Callable[[Any], Any], status: int = 200) -> Iterator[str]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            with suppress(OSError):  # the client may be gone
+            with suppress(OSError):  # the client may have disconnected
                 self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -84,7 +84,7 @@ VGG16 = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)
 
 
 def weights(indices: Sequence[int], seed: int = 0) -> dict[str, torch.Tensor]:
-    """A tiny network in the form of a published one: 2 channels, then 3, 4, ..."""
+    """Return weights of a tiny network structured like a published one: 2 channels, then 3, 4, ..."""
     generator, channels, tensors = torch.Generator().manual_seed(seed), 3, {}
     for position, index in enumerate(indices):
         wide = 2 + position % 4
@@ -95,7 +95,7 @@ def weights(indices: Sequence[int], seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 class TinyBackbone(torch.nn.Module):
-    """Convolution, batch norm and ReLU, averaged to three features; its weights are the same each time."""
+    """Convolution, batch norm and ReLU, averaged to three features; its weights are always the same."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -110,12 +110,12 @@ class TinyBackbone(torch.nn.Module):
 
 
 def tiny_backbone(shape: tuple[int, ...]) -> torch.nn.Module:
-    """Factory of a backbone for images."""
+    """Return a backbone for images."""
     return TinyBackbone(shape[0])
 
 
 def needs_large_images(shape: tuple[int, ...]) -> torch.nn.Module:
-    """Factory of a backbone that fails for images below 5 x 5."""
+    """Return a backbone that fails for images below 5 x 5."""
     return torch.nn.Conv2d(shape[0], 3, 5)
 
 

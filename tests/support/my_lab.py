@@ -1,4 +1,4 @@
-"""A lab's own package: installed outside of the repository, and used by the command line."""
+"""A lab's own package, installed outside of the repository and used from the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.processes import Command
 
 ROOT = Path(__file__).parents[2]
 MY_LAB = ROOT / "examples" / "my_lab"
-SMALL: dict[str, dict[str, Any]] = {  # a run of seconds; tests put other tables in place of some
+SMALL: dict[str, dict[str, Any]] = {  # takes seconds; tests replace some tables
     "data": {"name": "digits"},
     "split": {"nodes": 2},
     "nodes": {"models": ["mlp:8"], "local": {"epochs": 2}},
@@ -29,7 +29,7 @@ SITES = ("east", "north", "west")
 
 
 def install(home: Path) -> Path:
-    """The folder into which the package is installed, as its users have it: built by pip."""
+    """Build the package with pip, as users do, and return the folder into which it is installed."""
     shutil.copytree(MY_LAB, home / "source")
     how = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--target", str(home / "installed")]
     subprocess.run([sys.executable, "-m", "pip", "install", *how, str(home / "source")], check=True)
@@ -37,11 +37,11 @@ def install(home: Path) -> Path:
 
 
 class Lab:
-    """A folder to work in, where the package is installed.
+    """A working folder, and the installed package.
 
     Args:
-        here: the folder.
-        installed: where the package is.
+        here: the working folder.
+        installed: the folder of the package.
     """
 
     def __init__(self, here: Path, installed: Path) -> None:
@@ -51,16 +51,16 @@ class Lab:
         """Run the command and return its output.
 
         Args:
-            words: after ``fedstill``.
-            code: that it ends with.
-            begin: Python that the process does first.
+            words: arguments after ``fedstill``.
+            code: expected exit code.
+            begin: Python code that the process runs first.
         """
         ended, printed = Command(words, self.here, [self.installed, ROOT], begin).end()
         assert ended == code, printed
         return printed
 
     def write(self, file: str, **tables: Any) -> None:
-        """A run's configuration: the small one with some tables in place of its own."""
+        """Write a run's configuration: the small one with some tables replaced."""
         (self.here / file).write_text(tomli_w.dumps({**SMALL, **tables}))
 
     def run(self, out: str, *options: str, file: str = "small.toml", code: int = 0) -> str:
@@ -68,7 +68,7 @@ class Lab:
         return self("run", file, *options, "--quiet", "--out", out, code=code)
 
     def refused(self, *options: str) -> str:
-        """The one line by which a run is refused before it has a folder."""
+        """Run a configuration that is refused before it has a folder; return the error's line."""
         line = self.run("none", *options, code=2)
         assert line.startswith("fedstill: ")
         assert line.count("\n") == 1
@@ -76,7 +76,7 @@ class Lab:
         return line
 
     def add_broken_package(self) -> None:
-        """Install another package, whose offers cannot be imported."""
+        """Install another package whose plug-ins cannot be imported."""
         (self.here / "broken.py").write_text("import a_library_that_is_not_here\n")
         info = self.here / "broken-1.dist-info"
         info.mkdir()
@@ -86,7 +86,10 @@ class Lab:
         (info / "entry_points.txt").write_text("".join(offers))
 
     def node(self, name: str, toml: str, images: Any, labels: Any) -> Path:
-        """The folder of a node with such images, that answers files; ``toml`` is the rest of its settings."""
+        """Create the folder of a node with the given images that responds to files, and return it.
+
+        ``toml`` contains the other options.
+        """
         self("node", "init", name)
         folder = self.here / name
         np.savez(folder / "data.npz", images=images, labels=labels)
@@ -104,7 +107,7 @@ class Lab:
 
 
 def write_plates(file: Path, rows: slice) -> None:
-    """Some of scikit-learn's digits as the lab's reader writes them."""
+    """Write some of scikit-learn's digits in the format of the lab's reader."""
     digits, lines = load_digits(), ["label,site," + ",".join(f"p{n}" for n in range(64))]
     for number in range(len(digits.target))[rows]:
         pixels = ",".join(f"{value:g}" for value in digits.data[number])

@@ -16,7 +16,7 @@ MODEL = '[model]\nname = "mlp:8"\n'
 
 
 def folder_of(path: Path, privacy: str = "", rest: str = MODEL, groups: bool = False) -> Path:
-    """A node's folder with 60 records."""
+    """Create a node's folder with 60 records and return it."""
     path.mkdir(exist_ok=True)
     draw = np.random.default_rng(0)
     arrays = {"images": draw.uniform(0, 1, (60, 8, 8)).astype(np.float32), "labels": np.arange(60) % 10}
@@ -48,7 +48,7 @@ def charge(folder: Path, events: dict[str, int], *, guarantee: bool = True, unit
 
 
 def stdout_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    """Return the command's output on one line; errors follow the rest."""
+    """Return the command's output on one line, with errors at the end."""
     with pytest.raises(SystemExit) as exit_info:
         main(["node", "check", *words])
     assert exit_info.value.code == code

@@ -38,7 +38,7 @@ JUDGING_POLICY = f'plugins = ["{JUDGING}"]\n'
 
 @dataclass(frozen=True, kw_only=True)
 class Judging(FedIOD):
-    """FedIOD whose critics can also be queried alone, as they are for label maps."""
+    """FedIOD whose critics can also be queried alone, as for label maps."""
 
     title: ClassVar[str] = "Judging"
 
@@ -65,7 +65,7 @@ FURTHER_NETWORK = "tests.support.node_services:FurtherNetwork"
 
 @dataclass(frozen=True, kw_only=True)
 class FurtherNetwork(FedKD):
-    """FedKD whose nodes have a network of 100 parameters next to their model."""
+    """FedKD whose nodes have a network of 100 parameters in addition to their model."""
 
     title: ClassVar[str] = "FedKD with a further network"
 
@@ -74,7 +74,7 @@ class FurtherNetwork(FedKD):
 
 
 SHAPE, CLASSES, B = (1, 8, 8), 10, 4
-MAP = (2, 2)  # of a critic's answer about an input
+MAP = (2, 2)  # shape of a critic's output for one input
 SPEC = DataSpec(ClassificationConfig(), tuple("0123456789"), SHAPE, (0.5,), (0.5,))
 FEDIOD = {
     "name": "fediod",
@@ -114,19 +114,19 @@ class Clinic:
         self.host = NodeService(folder)
 
     def again(self) -> None:
-        """Another process serves the folder, the one before having been killed."""
+        """Serve the folder from a new process, as after the old one was killed."""
         if self.host.session is not None:
-            self.host.session._open_resources.close()  # as the system does
+            self.host.session._open_resources.close()  # the system does this when a process ends
         self.host.events.close()
         self.host = NodeService(self.folder)
 
     def salted(self, salt: str = "") -> Clinic:
-        """As a rehearsal's node, whose runs all have one salt."""
+        """Give all runs one salt, as in a rehearsal; return the clinic."""
         (self.folder / "salt").write_text(salt)
         return self
 
     def say(self, do: str, tensors: Mapping[str, torch.Tensor] | None = None, **header: Any) -> Any:
-        """Return the node's reply and its released tensors."""
+        """Send a message; return the node's reply and its released tensors, or its error."""
         reply, released = unpack(
             self.host.serve(pack({"operation": do, "run": self.plan.run, **header}, tensors))
         )
@@ -169,7 +169,7 @@ class Clinic:
 
 
 def gradients(value: float) -> dict[str, torch.Tensor]:
-    """Values that may reach a response of FedIOD."""
+    """Return output gradients that fit a response of FedIOD."""
     return {"logits": torch.full((B, CLASSES), value), "critic": torch.full((B, *MAP), value)}
 
 
@@ -190,7 +190,7 @@ PRIVATELY = {
 
 
 def labels_of(clinic: Clinic) -> torch.Tensor:
-    """Noisy counts of its labels: they follow from nothing but its data and the noise."""
+    """Return noisy counts of its labels, which only depend on its data and the noise."""
     _, reply = clinic.say("answer_query", query="count_labels", number=0, differentiable=False)
     counts: torch.Tensor = reply["counts"]
     return counts
@@ -216,12 +216,12 @@ def release_now(
     query: Query,
     sent: Mapping[str, torch.Tensor],
 ) -> Mapping[str, torch.Tensor]:
-    """Release tensors that are computed already."""
+    """Release tensors that are already computed."""
     return gate.release(Release(query, part, received, TRAINED), tensors, sent)
 
 
 class Journal:
-    """A mechanism that writes down what is called, in order."""
+    """A mechanism that records its calls in order."""
 
     node, name, text, setup_hash, salt = "clinic", "journal", "written down", "b", ""
     pays, training, unit = "logits", "training", "a record"

@@ -20,7 +20,7 @@ add_search_folders([str(PRESETS)])
 
 
 def pack(name: str, file: str, task: TaskConfig, **options: Any) -> DataSet:
-    """A pack's data; without its file the test is skipped."""
+    """Return a pack's data, or skip the test if its file is missing."""
     if not (DATA / file).is_file():
         pytest.skip(f"{file} is not here")
     return load(make_data_config(f"packs.{name}", root=str(DATA), **options), task)

@@ -1,4 +1,4 @@
-"""Mechanisms by name, and what releases leave open."""
+"""Mechanisms by name, and the information that releases leave undetermined."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from fedstill.privacy.events import Event, PrivacyCost
 
 
 def make_mechanism(mechanism: str, **options: Any) -> PrivacyConfig:
-    """Create a mechanism with those of the options that it has."""
+    """Return a mechanism with those of the options that it has."""
     kind = MECHANISMS[mechanism]
     known = {field.name for field in fields(kind)}
     return kind(**{name: value for name, value in options.items() if name in known})
 
 
 def free_directions(jacobian: torch.Tensor, node: int, nodes: int, classes: int) -> int:
-    """Return the dimension in which the response of one node can move while no sum changes.
+    """Return the dimension in which the response of one node can change while no sum changes.
 
-    Constants added to all class scores of a node are not counted: they change no prediction. So it is
-    ``(classes - 1) * values`` where the sums leave everything open, and 0 where they determine the response.
+    Constants added to all class scores of a node are not counted, since they do not change predictions. The
+    result is ``(classes - 1) * values`` if the sums do not restrict the response, and 0 if they determine it.
 
     Args:
-        jacobian: derivatives of all sums with respect to numbers of the nodes, ``(sums, K * C * values)``.
+        jacobian: derivatives of all sums with respect to the nodes' responses, ``(sums, K * C * values)``.
 
     >>> free_directions(torch.eye(4), 0, 2, 2), free_directions(torch.cat([torch.eye(2)] * 2, 1), 0, 2, 2)
     (0, 1)

@@ -1,7 +1,8 @@
-"""A federation whose sites are processes that find each other over loopback: to be killed and started again.
+"""A federation of processes that connect over loopback, which tests kill and restart.
 
-A message is eight bytes of length and as many of content, so nothing is pickled on the way. Processes are
-forked from one that has torch loaded already: a node is up in a tenth of a second."""
+A message is eight bytes of length followed by its content, so nothing is pickled. Processes are forked from
+one that has already loaded torch: a node starts in a tenth of a second.
+"""
 
 from __future__ import annotations
 
@@ -69,16 +70,16 @@ generator.width = 8
 
 
 def small(method: str = FEDIOD, nodes: int = 3, **link: Any) -> RunSpec:
-    """A run of a few small nodes on the digits, in seconds."""
+    """Return a run of a few small nodes on the digits, which takes seconds."""
     lines = [f"{key} = {json.dumps(value)}" for key, value in link.items()]
     return read_toml("\n".join([SMALL.replace("nodes = 3", f"nodes = {nodes}"), method, "[link]", *lines]))
 
 
-# --- the processes ------------------------------------------------------------------------------------
+# --- processes ----------------------------------------------------------------------------------------
 
 
 def be_node(folder: Path, delay: float) -> None:
-    """Serve a node's folder; ``delay`` seconds each message."""
+    """Serve a node's folder; each reply is delayed by ``delay`` seconds."""
     session.SECONDS_BETWEEN_SAVES = 0.05
     initial_training.STEPS_PER_CHUNK = 5
     _log(folder / LOG)
@@ -100,7 +101,7 @@ def _reply(connection: socket.socket, node: node_service.Host, delay: float) -> 
 
 
 def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save: int, every: float) -> None:
-    """Run to the end, or say why not in the file ``stopped``; killed before its own n-th save if n > 0."""
+    """Run to the end, or write the reason to the file ``stopped``; for n > 0, kill itself before save n."""
     run_writer.SECONDS_BETWEEN = every
     remote.TRAINING_SECONDS, remote.PROBE_INTERVAL, transport.PAUSE = 0.1, 0.2, 0.1
     _log(folder / LOG)
@@ -110,7 +111,7 @@ def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save
         save = run_writer.RunWriter.save
 
         def die(self: run_writer.RunWriter, *given: Any, **named: Any) -> None:
-            if next(saves, None) is None:  # all nodes have remembered; the server has not
+            if next(saves, None) is None:  # all nodes have saved; the server has not
                 os.kill(os.getpid(), signal.SIGKILL)
             save(self, *given, **named)
 
@@ -127,11 +128,11 @@ def _log(path: Path) -> None:
     logging.basicConfig(filename=path, level=logging.INFO, format="%(message)s", force=True)
 
 
-# --- the wire -----------------------------------------------------------------------------------------
+# --- messages -----------------------------------------------------------------------------------------
 
 
 class Sockets:
-    """Reaches each node at the port that stands in its folder."""
+    """Link that reaches each node at the port written in its folder."""
 
     def __init__(self, nodes: Path) -> None:
         self.folder = nodes
@@ -166,16 +167,16 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
-# --- the hand that kills ------------------------------------------------------------------------------
+# --- start and kill -----------------------------------------------------------------------------------
 
 
 class Sites:
-    """Three nodes and a server, as the tests start and end them.
+    """Three nodes and a server, which tests start and kill.
 
     Args:
-        folder: for all of it.
-        config: of the run.
-        delay: seconds that a node takes longer over each message than it must.
+        folder: folder of all parties.
+        config: configuration of the run.
+        delay: additional seconds of a node for each message.
     """
 
     def __init__(self, folder: Path, config: RunSpec, delay: float = 0.0) -> None:
@@ -198,10 +199,10 @@ class Sites:
         until(lambda: all((self.folder / "nodes" / name / PORT).exists() for name in names or self.names))
 
     def begin(self, *, die_at_save: int = 0, every: float = 0.3) -> None:
-        """Start the server, on a new run or on going on with the one that stopped.
+        """Start the server, on a new run or to resume a stopped one.
 
         Args:
-            die_at_save: the save at which it kills itself; 0 is none.
+            die_at_save: number of the save at which it kills itself; 0 for never.
             every: seconds between two saves.
         """
         result = (to_toml(self.config), self.folder / "nodes", "one", self.served, die_at_save, every)
@@ -209,7 +210,7 @@ class Sites:
         self.server.start()
 
     def end(self) -> dict[str, Any] | str:
-        """Wait for the server: its result, or why it stopped."""
+        """Wait for the server; return its result, or the reason that it stopped."""
         assert self.server is not None
         self.server.join(PATIENCE)
         assert not self.server.is_alive(), (self.served / LOG).read_text()
@@ -219,7 +220,7 @@ class Sites:
         return result
 
     def kill(self, name: str) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to a process and wait for it."""
         process = self.server if name == "server" else self.nodes[name]
         assert process is not None
         process.kill()
@@ -236,10 +237,10 @@ class Sites:
             process.kill()
             process.join(10)
 
-    # what is on the disks
+    # files on disk
 
     def run_folder(self, name: str) -> Path:
-        """A node's folder of the run."""
+        """Return a node's folder of the run."""
         return self.folder / "nodes" / name / "runs" / "one"
 
     def audit(self, name: str) -> list[dict[str, Any]]:
@@ -250,11 +251,11 @@ class Sites:
         return (self.folder / "nodes" / name / LOG).read_text()
 
     def steps(self) -> int:
-        """Queries that the first node has answered."""
+        """Return the number of queries to which the first node has responded."""
         return sum(line["part"] == "response" for line in self.audit(self.names[0]))
 
     def state(self, name: str) -> dict[str, Any]:
-        """A node's state at the end."""
+        """Return a node's state at the end."""
         checkpoint = load_state(self.served / "state.safetensors")["checkpoint"]
         state: dict[str, Any] = load_state(self.run_folder(name) / f"checkpoint-{checkpoint}.safetensors")[
             "node"
@@ -267,7 +268,7 @@ class Sites:
 
 @contextlib.contextmanager
 def sites(folder: Path, config: RunSpec, delay: float = 0.0) -> Iterator[Sites]:
-    """Sites that are gone afterwards, whatever happens."""
+    """Yield sites, and stop all processes at the end, even on errors."""
     made = Sites(folder, config, delay)
     try:
         yield made
@@ -276,7 +277,7 @@ def sites(folder: Path, config: RunSpec, delay: float = 0.0) -> Iterator[Sites]:
 
 
 class Unbroken:
-    """The same run in this process, as it is to come out everywhere."""
+    """The same run in this process: the expected result."""
 
     def __init__(self, config: RunSpec, out: Path) -> None:
         self.experiment: Simulation = build_simulation(config)[0]
@@ -298,7 +299,7 @@ def audit_fields(line: Mapping[str, Any]) -> tuple[Any, ...]:
 def assert_same_metrics(
     sites: Sites, result: dict[str, Any] | str, unbroken: Unbroken, *, audits: bool = True
 ) -> None:
-    """A run that was broken and went on is the unbroken run: student, nodes, and what was counted where."""
+    """Assert that a resumed run equals the uninterrupted one: student, nodes, logs and counts."""
     assert isinstance(result, dict), result
     metrics = unbroken.metrics
     assert result["accuracy"] == metrics["accuracy"]
@@ -321,15 +322,15 @@ def assert_same_metrics(
 
 
 def until(happened: Callable[[], object], pause: float = 0.005) -> None:
-    """Wait for something, and look for it every ``pause`` seconds."""
+    """Wait until a condition holds, checked every ``pause`` seconds."""
     end = time.monotonic() + PATIENCE
     while not happened():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "timed out"
         time.sleep(pause)
 
 
 def report_time(what: str, since: float) -> None:
-    """Print how long a recovery took; ``pytest -s`` shows it."""
+    """Print the duration of a recovery; ``pytest -s`` shows it."""
     print(f"\nRECOVERY {what}: {time.monotonic() - since:.1f} s")
 
 
@@ -344,20 +345,20 @@ FORKING.set_forkserver_preload(
         "fedstill.runs.run",
         "matplotlib.backends.backend_svg",
         "sklearn.datasets",
-        "tests.support.processes",  # what these processes begin with
-        "torch._dynamo",  # torch loads it with the first optimizer, for seconds
+        "tests.support.processes",  # imported by these processes
+        "torch._dynamo",  # otherwise the first optimizer loads it, which takes seconds
     ]
 )
 
 
 class Command:
-    """``fedstill`` with some words, as a process of its own.
+    """``fedstill`` with arguments, in its own process.
 
     Args:
-        words: of the command line, after ``fedstill``.
-        here: the folder to work in.
-        search: where Python looks for modules before all else, also in what the command starts.
-        begin: Python that the process does first.
+        words: arguments after ``fedstill``.
+        here: working folder.
+        search: folders at the front of Python's module path, also in processes that the command starts.
+        begin: Python code that the process runs first.
     """
 
     def __init__(self, words: Sequence[object], here: Path, search: Sequence[Path], begin: str = "") -> None:
@@ -373,16 +374,16 @@ class Command:
         return self._process.is_alive()
 
     def kill(self) -> int | None:
-        """SIGKILL, unless it has ended; what it ended with."""
+        """Send SIGKILL unless the process has ended; return its exit code."""
         self._process.kill()
         self._process.join(10)
         return self._process.exitcode
 
     def end(self) -> tuple[int, str]:
-        """Return exit code and output; the process is killed after ``PATIENCE``.
+        """Return exit code and output; kill the process after ``PATIENCE``.
 
         Raises:
-            TimeoutError: it had to be killed.
+            TimeoutError: the process had to be killed.
         """
         self._process.join(PATIENCE)
         if self._process.exitcode is None:

@@ -1,4 +1,4 @@
-"""Queries and gradients for a request handler, in the steps of a federation in one process."""
+"""Queries and gradients for a request handler, in the order of a federation in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handmade results of runs, and what a report page says about them."""
+"""Handmade results of runs, and a parser for report pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedstill.core.progress import PROGRESS_FILE, ProgressSnapshot
 from fedstill.report import print_table, write_report
 from tests.support import audit_logs
 
-VOID = {"meta", "link", "img", "br", "hr", "input"}  # what HTML never closes
+VOID = {"meta", "link", "img", "br", "hr", "input"}  # HTML elements without end tag
 INLINE = {"a", "abbr", "b", "code", "em", "i", "img", "small", "span", "strong", "sub", "sup"}
 
 
@@ -33,7 +33,7 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.words: list[str] = []
-        self._lines: list[list[str]] = [[]]  # of words, one for each block
+        self._lines: list[list[str]] = [[]]  # words, one list for each block
         self.feed(text)
         self.close()
         assert self.open == []
@@ -71,7 +71,7 @@ class Page(HTMLParser):
 
     @property
     def lines(self) -> str:
-        """The text without figures, with one line for each paragraph, heading and row of a table."""
+        """Return the text without drawings, with one line for each paragraph, heading and row of a table."""
         lines = (" ".join(words).replace("| |", "|") for words in self._lines)
         return "\n".join(line for line in lines if line)
 
@@ -202,7 +202,7 @@ def refuse_loading(page: Page, source: str) -> None:
     tags = {tag for tag, _ in page.tags}
     assert not tags & {"script", "iframe", "object", "embed", "base", "form", "audio", "video"}
     for name in ("src", "href", "srcset", "xlink:href", "data", "action", "poster", "background"):
-        # Or a part of the page itself, which a drawing shows again.
+        # Or a part of the page itself, which a drawing uses again.
         values = [
             value for value in page.attributes(name) if ":" in value or not value.endswith("/report.html")
         ]

@@ -1,4 +1,4 @@
-"""Small runs: of digits, and through the command line."""
+"""Small runs on digits, in Python and through the command line."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SGD = {"optimizer": "sgd", "lr": 0.1, "smoothing": 0.0, "epochs": 2.0}
 
 
 def config(method: dict[str, Any], *, outputs_only: bool = False, **changes: Any) -> RunSpec:
-    """Three nodes of 200 digits with a small MLP each; ``changes`` replaces tables."""
+    """Return a run of three nodes with 200 digits in total and small MLPs; ``changes`` replaces tables."""
     table: dict[str, Any] = {
         "data": {"name": "digits", "train_limit": 200},
         "split": {"nodes": 3, "alpha": 5.0},
@@ -74,7 +74,7 @@ def predict_records(
     inside: torch.Tensor | None = None,
     compute: Compute | None = None,
 ) -> RecordLogits:
-    """Logits of target and shadows about records; without ``inside`` no shadow learned from any."""
+    """Return logits of target and shadows for records; without ``inside`` no shadow trained on any."""
     logits = [predict(model, records.inputs, compute or Compute()) for model in (target, *shadows)]
     never_inside = torch.zeros(len(shadows), len(records), dtype=torch.bool)
     return RecordLogits(
@@ -89,7 +89,7 @@ def make_release(
     part: ModelPart = "all",
     smoothing: float = 0.0,
 ) -> ObservedUpdate:
-    """One gradient of a batch."""
+    """Return one gradient of a batch, as observed by the server."""
     parameters = {name: value.detach() for name, value in model.named_parameters()}
     schedule, gradients = (
         Schedule(smoothing=smoothing),
@@ -113,7 +113,10 @@ def make_run(folder: Path, method: dict[str, Any], **changes: Any) -> Path:
 def small_run(
     out: Path, *words: str, task: str, method: str, model: str, local: dict[str, Any], **tables: Any
 ) -> int:
-    """The exit code of a run in ``out / "run"``; ``tables`` are its data, and what differs from here."""
+    """Run ``run.toml`` into ``out / "run"`` and return the exit code.
+
+    ``tables`` are the data, and tables that replace those of this function.
+    """
     config = {
         "task": {"name": task},
         "method": {"name": method},
@@ -189,7 +192,7 @@ SHORT = [
 
 
 def fedstill_run(*words: str) -> int:
-    """The exit code of the command line, in this process."""
+    """Run the command line in this process and return the exit code."""
     with pytest.raises(SystemExit) as exit:
         cli.main(["run", *words])
     assert isinstance(exit.value.code, int)

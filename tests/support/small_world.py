@@ -1,4 +1,4 @@
-"""A few small nodes, and a server that runs a method over them: what most tests of methods begin with."""
+"""A few small nodes and a server that runs a method over them, which most tests of methods use."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ OPEN = PolicyConfig(outputs_only=False)
 
 
 def made(name: str, *names: str | int, parted: bool = False) -> nn.Module:
-    """A network, in two parts if wanted."""
+    """Return a network, split into extractor and head if ``parted``."""
     model = build(name, SHAPE, CLASSES, 0, *names)
     return split_model(model, "model") if parted else model
 
 
 def public_data(count: int) -> PublicData:
-    """Labeled public images."""
+    """Return labeled public images."""
     generator = torch.Generator().manual_seed(99)
     inputs = torch.randn(count, *SHAPE, generator=generator)
     return PublicData("made", inputs, torch.randint(CLASSES, (count,), generator=generator))
 
 
 def changed(config: Any, **options: Any) -> Any:
-    """A method with other options; those of a group may be a table, such as ``student={"steps": 1}``."""
+    """Return a method with other options; a group may be a table, such as ``student={"steps": 1}``."""
     options = {
         name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
         for name, value in options.items()
@@ -69,7 +69,7 @@ def changed(config: Any, **options: Any) -> Any:
 
 
 def disagreeing(model: nn.Module) -> nn.Module:
-    """A network with larger weights, so that nodes that were not trained differ."""
+    """Scale the weights of a network up, so that the predictions of untrained nodes differ."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
@@ -77,7 +77,7 @@ def disagreeing(model: nn.Module) -> nn.Module:
 
 
 def few(index: int) -> int:
-    """Classes of a node: the first holds records of class 0 alone, the second of 0 and 1, and so on."""
+    """Return the number of classes of a node: the first has class 0 only, the second 0 and 1, and so on."""
     return min(index + 1, CLASSES)
 
 
@@ -89,7 +89,7 @@ def make_nodes(
     policy: PolicyConfig = OPEN,
     data: Callable[[int], TensorData] | None = None,
 ) -> list[Node]:
-    """Nodes n0, n1, ... with these models and ``data``, or with data of unlike sizes in so many classes."""
+    """Return nodes n0, n1, ... with these models and ``data``, or with random data of unequal sizes."""
 
     def random_data(index: int) -> TensorData:
         generator = torch.Generator().manual_seed(index)
@@ -105,7 +105,7 @@ def make_nodes(
 
 @dataclass
 class World:
-    """State that a test observes."""
+    """A federation that a test observes."""
 
     nodes: list[Node]
     server: Server
@@ -124,11 +124,11 @@ class World:
         return self.server.public
 
     def networks(self) -> list[nn.Module]:
-        """All networks of the nodes."""
+        """Return all networks of the nodes."""
         return [module for node in self.nodes for module in node.modules.values()]
 
     def states(self) -> list[torch.Tensor]:
-        """Everything that has been learned."""
+        """Return all trained weights, one vector per network."""
         parts = [
             part.G if isinstance(part, GeneratorTraining) else part
             for part in vars(self.server.state).values()
@@ -137,7 +137,7 @@ class World:
         return [to_vector(module) for module in (self.server.student, *modules, *self.networks())]
 
     def preview(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Previewed responses of all nodes to inputs ``(B, ...)``: ``(K, B, ...)`` each."""
+        """Return the previewed responses of all nodes to inputs ``(B, ...)``: ``(K, B, ...)`` each."""
         assert self.side.preview_response is not None
         each = []
         with torch.no_grad():
@@ -151,7 +151,7 @@ class World:
         return {"server": self.server.state_dict(), "nodes": [node.state_dict() for node in self.nodes]}
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from what was remembered."""
+        """Resume from a saved state."""
         for node, own in zip(self.nodes, state["nodes"], strict=True):
             node.load_state_dict(own)
         self.server.load_state_dict(state["server"])
@@ -173,10 +173,10 @@ def world(
     compute: Compute | None = None,
     **setting: Any,
 ) -> World:
-    """A server over nodes, stacked as far as they are alike, which sees sums only if it is to; ``setting``:
-    public, kinds.
+    """Return a server over nodes, stacked by architecture, with secure aggregation if ``sums``.
 
-    ``compute`` is the nodes'; ``protect`` puts the nodes under mechanisms, before they are prepared.
+    ``compute`` is the nodes'. ``protect`` adds mechanisms to the nodes before they are prepared. ``setting``
+    can have ``public`` and ``kinds``.
     """
     compute = compute or Compute()
     node_setting = NodeSetting(task, local, compute, setting.get("public"), features, secure_aggregation=sums)
@@ -193,24 +193,24 @@ def world(
 
 
 def kinds_of(nodes: Sequence[Node]) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
-    """The nodes' names by architecture, each with a network of it."""
+    """Return the nodes' names by architecture, each with a network of it."""
     groups: dict[Any, list[Node]] = {}
     for node in nodes:
         groups.setdefault(stacking_key(node.model), []).append(node)
     return tuple((tuple(node.name for node in same), same[0].model) for same in groups.values())
 
 
-def run(here: World, turns: int | None = None) -> World:
-    """Some turns, or all."""
-    for _ in range(here.server.total_steps if turns is None else turns):
+def run(here: World, steps: int | None = None) -> World:
+    """Run some steps, or all."""
+    for _ in range(here.server.total_steps if steps is None else steps):
         here.server.step()
     return here
 
 
 def change_responses(here: World, change: Callable[..., Any]) -> None:
-    """From now on nodes' answers are what ``change`` makes of them.
+    """Replace all further responses of the nodes by those that ``change`` returns.
 
-    It gets the query, who is asked, what is sent and, by calling the last argument, what they answer.
+    It gets the query, the nodes' names, the sent tensors, and a function that returns the true responses.
     """
     response = here.federation.collect_responses
 
@@ -220,22 +220,22 @@ def change_responses(here: World, change: Callable[..., Any]) -> None:
     here.federation.collect_responses = changed
 
 
-def resumed(make: Callable[[], World], turns: int, folder: Path) -> World:
-    """A world that begins from what another remembered after so many turns."""
-    first, second = run(make(), turns), make()
+def resumed(make: Callable[[], World], steps: int, folder: Path) -> World:
+    """Return a world that resumed from the state of another after some steps."""
+    first, second = run(make(), steps), make()
     save_state(folder / "state", first.state_dict())
     second.load_state_dict(load_state(folder / "state"))
     return second
 
 
 def same(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
-    """All numbers of two networks are equal, or near."""
+    """Assert that all weights of two networks are equal or close."""
     for name, value in other.state_dict().items():
         torch.testing.assert_close(one.state_dict()[name], value, msg=name, **tolerance)
 
 
-def same_slopes(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
-    """Both have gradients, and near ones."""
+def assert_close_gradients(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
+    """Assert that both networks have gradients, and that these are close."""
     for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
         assert mine.grad is not None
         assert theirs.grad is not None
@@ -243,7 +243,7 @@ def same_slopes(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
 
 
 def in_training(node: Node, setting: NodeSetting, *roles: str) -> NodeView:
-    """View of a node whose networks of some roles are in training mode, and the others in evaluation mode."""
+    """Return the view of a node with networks of the given roles in training mode, others in eval mode."""
     group = NodeGroup([node])
     for role in node.modules:
         group.module(role).train(role in roles)

@@ -1,4 +1,4 @@
-"""Nodes with feature vectors of three classes, as skewed as can be, for methods that need vectors."""
+"""Nodes with feature vectors of three classes, extremely skewed, for methods that need vectors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPEN = PolicyConfig(outputs_only=False)
 
 
 def vectors(count: int = 90, seed: int = 0) -> TensorData:
-    """Examples of classes with other means, and one covariance that is not diagonal."""
+    """Return samples of classes with different means and a common covariance that is not diagonal."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(count) % CLASSES
     mixing = torch.tensor(
@@ -34,14 +34,14 @@ def vectors(count: int = 90, seed: int = 0) -> TensorData:
 
 
 def by_class(data: TensorData) -> list[TensorData]:
-    """One node for each class, which the first one holds a bit of, too."""
+    """Return one node per class; the first node also has a few samples of the others."""
     at = [torch.nonzero(data.targets == c).flatten() for c in range(CLASSES)]
     rows = [torch.cat([at[0], at[1][:5]]), at[1][5:], at[2]]
     return [data.subset(each) for each in rows]
 
 
 def setting(method: Method, parts: Sequence[TensorData] | None = None, **changes: Any) -> Setting:
-    """A federation of nodes with vectors and linear models."""
+    """Return a federation of nodes with vectors and linear models."""
     parts = by_class(vectors()) if parts is None else parts
     shape = tuple(parts[0].inputs.shape[1:])
     given: dict[str, Any] = {

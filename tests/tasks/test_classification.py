@@ -67,7 +67,7 @@ def test_expertise_by_hand() -> None:
     torch.testing.assert_close(expertise, torch.tensor([[0.625, 0.5], [0.375, 0.5]]))
 
 
-# Three classes; the last example of class 2 is taken for class 0.
+# Three classes; the last example of class 2 is classified as class 0.
 OUTPUTS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 5.0], [1.0, 0.0, 0.0]])
 TARGETS = torch.tensor([0, 1, 2, 2])
 
@@ -78,9 +78,10 @@ def test_classification_metrics_by_hand() -> None:
     assert metrics["accuracy"] == 75.0
     assert metrics["balanced_accuracy"] == pytest.approx(100 * (1 + 1 + 1 / 2) / 3)
     assert metrics["macro_f1"] == pytest.approx(100 * (2 / 3 + 1 + 2 / 3) / 3)
-    # Classes 0 and 1 are above all others. Of class 2 one of four pairs ties (0.212 both).
+    # Classes 0 and 1 are ranked above all others. For class 2, one of four pairs is tied (both 0.212).
     assert metrics["auc"] == pytest.approx(100 * (1 + 1 + 3.5 / 4) / 3)
-    sure = OUTPUTS.double().softmax(1).amax(1)  # the second and the last in one bin, half of them right
+    # the second and the last share a bin, in which half are correct
+    sure = OUTPUTS.double().softmax(1).amax(1)
     off = (1 - sure[0]) + (1 - sure[2]) + 2 * (sure[1] - 0.5)
     assert metrics["ece"] == pytest.approx(100 * off.item() / 4)
 
@@ -91,8 +92,9 @@ def test_metrics_equal_scikit_learn_and_torchmetrics(classes: int) -> None:
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     rng = np.random.default_rng(0)
-    p, true = rng.dirichlet(np.full(classes + 1, 0.5), 200), rng.integers(0, classes, 200)  # none of the last
-    p[:60] = p[60:120]  # scores that tie
+    # no examples of the last class
+    p, true = rng.dirichlet(np.full(classes + 1, 0.5), 200), rng.integers(0, classes, 200)
+    p[:60] = p[60:120]  # tied scores
     present, ranked = range(classes), range(1, 2) if classes == 2 else range(classes)
     if classes == 2:
         p = p[:, :2] / p[:, :2].sum(1, keepdims=True)
@@ -112,7 +114,7 @@ def test_metrics_equal_scikit_learn_and_torchmetrics(classes: int) -> None:
 
 
 def test_auprc_of_two_classes_is_of_the_second() -> None:
-    p = torch.tensor([0.9, 0.8, 0.3, 0.1])  # of class 1; the first and the third are: 1 and 2/3
+    p = torch.tensor([0.9, 0.8, 0.3, 0.1])  # of class 1; ranks 1 and 3 are positive: precision 1 and 2/3
     outputs = torch.stack([(1 - p).log(), p.log()], 1)
     metrics = Classification(2).compute_metrics(outputs, torch.tensor([1, 0, 1, 0]))
     assert metrics["auprc"] == pytest.approx(100 * (1 + 2 / 3) / 2)
@@ -125,7 +127,7 @@ def test_ranking_works_for_saturated_probabilities() -> None:
     for offset in (0.0, 1e4):
         metrics = task.compute_metrics(torch.stack([torch.full((4,), offset), offset + margins], 1), targets)
         assert (metrics["auc"], metrics["auprc"]) == (100.0, 100.0)
-    # Equal differences tie, whatever their offset.
+    # Equal differences are ties, whatever their offset.
     alike = torch.tensor([[0.0, 1.5], [7.25, 8.75], [-3.5, -2.0], [0.0, 1.5]])
     assert task.compute_metrics(alike, targets)["auc"] == 50.0
 
@@ -155,7 +157,8 @@ def test_chosen_metric_is_primary_and_weights_repeat_inputs(metric: str, classes
     task = ClassificationConfig(metric=metric).make(classes)  # type: ignore[arg-type]
     assert (task.metric, len(task.metrics)) == (metric, 6)
     rng = np.random.default_rng(0)
-    logits = torch.from_numpy(rng.integers(-1, 2, (40, classes))).double()  # few values, so that scores tie
+    # few distinct values, so that scores are tied
+    logits = torch.from_numpy(rng.integers(-1, 2, (40, classes))).double()
     p, true = logits.softmax(1).numpy().round(12), rng.integers(0, classes, 40)
     assert task.compute_primary_metric(logits, torch.from_numpy(true)) == classification.METRIC_FUNCTIONS[
         metric
@@ -180,7 +183,7 @@ def test_prior_outputs_use_class_frequencies_only() -> None:
 def test_confusion_matrix_and_calibration_curve_by_hand() -> None:
     results = TASK.extra_results(OUTPUTS, TARGETS)
     assert results["confusion"] == [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
-    assert [bin["examples"] for bin in results["calibration"]] == [2, 1, 1]  # two are 58 % sure
+    assert [bin["examples"] for bin in results["calibration"]] == [2, 1, 1]  # two have a confidence of 58 %
     assert [bin["accuracy"] for bin in results["calibration"]] == [50.0, 100.0, 100.0]
     assert Classification(31).extra_results(torch.zeros(1, 31), torch.tensor([0]))["confusion"] is None
 

@@ -1,4 +1,4 @@
-"""Objects as pixel classes and back, object metrics, and metrics of stitched images."""
+"""Conversion between objects and pixel classes, object metrics, and metrics of stitched images."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ObjectMap = npt.NDArray[np.int64]
 
 
 def draw_objects(*corners: tuple[int, int, int, int]) -> ObjectMap:
-    """20 x 20 pixels, objects 1, 2, ... in rows a..b and columns c..d, ends not included."""
+    """Return a map of 20 x 20 pixels; object i covers rows a..b and columns c..d of box i, ends excluded."""
     labels = np.zeros((20, 20), dtype=np.int64)
     for number, (a, b, c, d) in enumerate(corners, 1):
         labels[a:b, c:d] = number
@@ -60,8 +60,8 @@ def test_contour_separates_touching_objects_but_not_image_border() -> None:
 
 def test_small_objects_keep_an_inside() -> None:
     classes = classes_from_objects(draw_objects((2, 5, 2, 5), (8, 10, 8, 10)))  # 3 x 3 and 2 x 2
-    assert (classes[2:5, 2:5] == 1).sum() == 1  # one pixel less of contour
-    assert (classes[8:10, 8:10] == 1).all()  # none
+    assert (classes[2:5, 2:5] == 1).sum() == 1  # contour reduced to one pixel
+    assert (classes[8:10, 8:10] == 1).all()  # no contour
 
 
 def test_pixel_classes_ignore_object_numbers() -> None:
@@ -73,7 +73,7 @@ def test_pixel_classes_ignore_object_numbers() -> None:
 @given(st.integers(0, 1000), st.booleans())
 def test_objects_are_restored_from_true_classes(seed: int, touching: bool) -> None:
     truth = sample_nuclei(96, 80, torch_generator(seed, "test"))
-    if touching:  # grown until many touch
+    if touching:  # grown until many objects touch
         truth = grow_objects(truth, np.ones(truth.shape, dtype=bool), 4)
     objects = objects_from_classes(classes_from_objects(truth))
     assert objects.max() >= truth.max()
@@ -101,12 +101,12 @@ def test_object_numbers_have_no_gaps() -> None:
 
 def test_growth_stops_at_background_and_maximum_distance() -> None:
     probabilities = np.zeros((3, 9, 40), dtype=np.float32)
-    probabilities[2] = 1.0  # contour all over
+    probabilities[2] = 1.0  # contour everywhere
     probabilities[:, 4, 4], probabilities[:, 4, 6] = (0, 1, 0), (1, 0, 0)
     objects = objects_from_probs(probabilities, 0)
     rows, columns = np.indices(objects.shape)
-    near = np.abs(rows - 4) + np.abs(columns - 4) <= 4  # twice the contour's two pixels
-    near[4, 6:9] = False  # background, and pixels whose path around it is longer
+    near = np.abs(rows - 4) + np.abs(columns - 4) <= 4  # twice the contour width of two pixels
+    near[4, 6:9] = False  # background, and pixels whose path around it is longer than that
     assert np.array_equal(objects == 1, near)
 
 
@@ -126,7 +126,7 @@ NO_OBJECTS = np.zeros((4, 8), dtype=np.int64)
 
 
 def draw_small_objects(*boxes: tuple[int, int, int, int]) -> ObjectMap:
-    """Objects 1, 2, ... in boxes of rows a..b and columns c..d, ends not included."""
+    """Return a map whose object i covers rows a..b and columns c..d of its box, ends excluded."""
     labels = NO_OBJECTS.copy()
     for number, (a, b, c, d) in enumerate(boxes, 1):
         labels[a:b, c:d] = number
@@ -134,7 +134,7 @@ def draw_small_objects(*boxes: tuple[int, int, int, int]) -> ObjectMap:
 
 
 def random_map(seed: int, objects: int = 5) -> ObjectMap:
-    """Blocks of random numbers, so that objects have several pieces, touch and overlap."""
+    """Return blocks of random numbers, so that objects have several pieces, touch and overlap."""
     rng = np.random.default_rng(seed)
     return np.kron(rng.integers(0, objects + 1, (4, 4)), np.ones((2, 3), dtype=np.int64)).astype(np.int64)
 
@@ -144,7 +144,7 @@ def object_metrics(prediction: ObjectMap, truth: ObjectMap) -> tuple[float, floa
     return object_dice(objects), aji(objects), panoptic_quality(objects)
 
 
-# --- by hand ---------------------------------------------------------------------------------------
+# --- values by hand ------------------------------------------------------------------------------
 
 
 def test_equal_maps_are_perfect_with_any_numbers() -> None:
@@ -160,13 +160,13 @@ def test_object_metrics_of_empty_maps() -> None:
 
 
 def test_aji_matches_best_pairs_first_and_once() -> None:
-    # In order of true objects the first would take the prediction with 2 of 12; the second has 8 of 10.
+    # Matching true objects in order would pair the first with the prediction (overlap 2); the second has 8.
     truth = draw_small_objects((0, 2, 0, 2), (0, 2, 2, 6))
-    prediction = draw_small_objects((0, 2, 1, 6))  # 10: 2 of the first, 8 of the second
+    prediction = draw_small_objects((0, 2, 1, 6))  # 10 pixels: 2 of the first object, 8 of the second
     assert aji(count_overlaps(prediction, truth)) == pytest.approx(8 / (10 + 4))
 
 
-# --- slow readings ---------------------------------------------------------------------------------
+# --- slow reference implementations ---------------------------------------------------------------
 
 
 def masks(labels: ObjectMap) -> list[npt.NDArray[np.bool_]]:
@@ -212,7 +212,7 @@ def test_object_metrics_equal_slow_definitions(seed: int) -> None:
 def test_object_metrics_ignore_numbers_and_stay_in_range(seed: int) -> None:
     prediction, truth = random_map(seed), random_map(seed + 20_000)
     other = np.random.default_rng(seed).permutation(np.arange(1, 60))[:6]
-    other[0] = 0  # the background stays
+    other[0] = 0  # the background keeps number 0
     first = object_metrics(prediction, truth)
     assert object_dice(count_overlaps(other[prediction], truth)) == pytest.approx(first[0])
     assert panoptic_quality(count_overlaps(other[prediction], truth)) == pytest.approx(first[2])
@@ -227,10 +227,10 @@ def test_panoptic_quality_equals_monai(seed: int) -> None:
     truth[rng.random(truth.shape) < 0.1] = 0
     prediction = np.roll(truth, seed % 2, axis=1)
     prediction[rng.random(truth.shape) < 0.1] = 0
-    prediction[:5] = 0  # four misses at least
+    prediction[:5] = 0  # at least four missed objects
     theirs = metrics.compute_panoptic_quality(torch.from_numpy(prediction), torch.from_numpy(truth))
     assert panoptic_quality(count_overlaps(prediction, truth)) == pytest.approx(theirs.item(), abs=1e-5)
-    assert theirs > 0.1  # some objects match
+    assert theirs > 0.1  # some objects are matched
 
 
 TASK = Instances()
@@ -245,7 +245,7 @@ def draw_large_objects(*corners: tuple[int, int, int, int], size: tuple[int, int
 
 
 def certain_logits(*pictures: Objects) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return certain logits of object maps and their targets, one example each."""
+    """Return logits that predict the object maps with certainty, and their targets, one example per map."""
     targets = torch.from_numpy(np.stack([classes_from_objects(one) for one in pictures])).long()
     return 40 * torch.nn.functional.one_hot(targets, 3).movedim(-1, 1).float(), targets
 
@@ -253,7 +253,7 @@ def certain_logits(*pictures: Objects) -> tuple[torch.Tensor, torch.Tensor]:
 def cut_into_patches(
     size: int, step: int, *pictures: Objects
 ) -> tuple[torch.Tensor, torch.Tensor, CaseIndex]:
-    """The same, in patches."""
+    """Return the logits and targets of ``certain_logits``, cut into patches, and the case index."""
     outputs, targets, of, corners = [], [], [], []
     for case, picture in enumerate(pictures):
         z, y = certain_logits(picture)
@@ -282,9 +282,9 @@ def test_merged_nuclei_have_perfect_dice_only() -> None:
     merged, _ = certain_logits((TWO_OBJECTS > 0).astype(np.int32))
     metrics = TASK.compute_metrics(merged, targets)
     assert (metrics["dice"], metrics["hd95"]) == (100, 0)
-    # one of both halves is matched: 256 of 512, and 256 more in the union
+    # one half is matched: intersection 256 of 512 pixels, and the other half adds 256 to the union
     assert metrics["aji"] == pytest.approx(100 * 256 / 768)
-    # a half in the whole has a Dice of 512 / 768
+    # a half and the whole have a Dice of 512 / 768
     assert metrics["object_dice"] == pytest.approx(100 * 512 / 768)
     assert metrics["pq"] == 0
 
@@ -340,18 +340,18 @@ def test_display_map_shows_objects() -> None:
 def test_patches_are_evaluated_as_whole_image(step: int) -> None:
     outputs, targets, cases = cut_into_patches(20, step, TWO_OBJECTS, draw_large_objects((10, 30, 10, 30)))
     assert TASK.compute_metrics(outputs, targets, cases) == PERFECT_METRICS
-    # by themselves, the parts of a nucleus would each be one
+    # evaluated separately, each part of a nucleus would count as an object
     assert TASK.case_scores(outputs, targets, cases).tolist() == [100, 100]
     assert len(TASK.case_scores(outputs, targets)) == len(outputs)
 
 
 def test_true_objects_come_from_the_case() -> None:
     outputs, targets, cases = cut_into_patches(20, 20, TWO_OBJECTS)
-    other = draw_large_objects((2, 18, 2, 34))  # the same pixels, but one object
+    other = draw_large_objects((2, 18, 2, 34))  # the same pixels as one object
     of_case = CaseIndex(cases.case_ids, cases.names, cases.sites, cases.corners, cases.sizes, (other,))
     assert TASK.compute_metrics(outputs, targets, of_case)["aji"] == pytest.approx(100 * 256 / 768)
     without = CaseIndex(cases.case_ids, cases.names, cases.sites, cases.corners, cases.sizes)
-    assert TASK.compute_metrics(outputs, targets, without) == PERFECT_METRICS  # from the targets, stitched
+    assert TASK.compute_metrics(outputs, targets, without) == PERFECT_METRICS  # stitched from the targets
 
 
 def test_subset_of_cases_keeps_case_ids() -> None:
@@ -371,7 +371,7 @@ def test_only_covered_pixels_are_evaluated() -> None:
 
 def test_overlapping_patches_average_probabilities() -> None:
     outputs, targets, cases = cut_into_patches(40, 40, TWO_OBJECTS)
-    # Three patches of one position: one is certain of background, two predict the truth less certainly.
+    # Three patches at one position: one predicts background with certainty, two the truth less certainly.
     none = torch.zeros_like(outputs)
     none[:, 0] = 400.0
     thrice = CaseIndex(
@@ -406,7 +406,7 @@ def test_sampled_maps_have_objects_with_contours() -> None:
     outputs = 40 * torch.nn.functional.one_hot(maps.long(), 3).movedim(-1, 1).float()
     assert TASK.compute_metrics(outputs, maps.long()) == PERFECT_METRICS | {
         "aji": 100
-    }  # as no object is taken for noise
+    }  # no object is removed as noise
     assert TASK.sample_maps(0, 8, 8, torch_generator(0, "test")).shape == (0, 8, 8)
 
 

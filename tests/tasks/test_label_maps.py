@@ -1,4 +1,4 @@
-"""Maps that are made without labels: masks of the imaged body, and random maps of regions and nuclei."""
+"""Maps made without labels: masks of the imaged body, and random maps of regions and nuclei."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedstill.tasks.label_maps import (
 
 
 def head(channels: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """One image of a bright skull around a dark cavity, in noisy air; and the mask of all in the skull."""
+    """Return an image of a bright skull around a dark cavity in noisy air, and the mask of the whole head."""
     rows, columns = torch.meshgrid(torch.arange(40.0), torch.arange(48.0), indexing="ij")
     radius = (((rows - 20) / 16) ** 2 + ((columns - 24) / 14) ** 2).sqrt()
     image = torch.where(radius < 1, 0.8, 0.02)
@@ -31,7 +31,7 @@ def head(channels: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def agreement(mask: torch.Tensor, true: torch.Tensor) -> float:
-    """Return the share of equal pixels."""
+    """Return the share of pixels in which both masks are equal."""
     return mask.bool().eq(true).double().mean().item()
 
 
@@ -41,7 +41,7 @@ def test_body_mask_fills_cavities_at_any_scale() -> None:
     assert mask.dtype == torch.uint8
     assert mask.shape == (1, 40, 48)
     assert agreement(mask, body) > 0.99
-    assert torch.equal(body_mask((image - 0.5) / 0.25), mask)  # as normalized inputs are
+    assert torch.equal(body_mask((image - 0.5) / 0.25), mask)  # normalized as the inputs of a model
 
 
 def test_body_mask_is_the_largest_piece() -> None:
@@ -52,10 +52,10 @@ def test_body_mask_is_the_largest_piece() -> None:
 
 def test_body_mask_ignores_one_channel_with_raised_background() -> None:
     image, body = head(3)
-    image[0, 0] = image[0, 0] * 0.5 + 0.5  # air at half of the range
+    image[0, 0] = image[0, 0] * 0.5 + 0.5  # raises the air to half of the range
     image[0, 0, 0, 0] = 0.0
     assert agreement(body_mask(image), body) > 0.99
-    assert agreement(body_mask(image[:, :1]), body) < 0.9  # alone it does
+    assert agreement(body_mask(image[:, :1]), body) < 0.9  # this channel alone fails
 
 
 def test_constant_image_has_no_body() -> None:
@@ -65,7 +65,7 @@ def test_constant_image_has_no_body() -> None:
 
 def test_body_of_few_pixels_is_found() -> None:
     image = torch.zeros(1, 1, 20, 20)
-    image[0, 0, 9, 9] = 1.0  # below the percentile that ends the range
+    image[0, 0, 9, 9] = 1.0  # below the percentile used as the upper end of the range
     assert body_mask(image).sum() == 1
 
 
@@ -79,9 +79,9 @@ def test_body_masks_of_real_heads_contain_all_tumors() -> None:
     mask = body_mask(images)
     assert mask[torch.from_numpy(pack["masks"][::10]) > 0].all()
     share = mask.double().mean((1, 2))
-    assert share.min() > 0.05  # near the top of a head it is small
+    assert share.min() > 0.05  # small near the top of the head
     assert share.median() < 0.6
-    assert (share > 0.9).sum() <= 1  # images of little but noise
+    assert (share > 0.9).sum() <= 1  # images that contain almost only noise
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -95,7 +95,7 @@ def test_regions_lie_in_one_body_and_are_sometimes_absent(height: int, width: in
     assert maps.dtype == torch.uint8
     assert set(maps.unique().tolist()) == {0, 1, 2}
     for codes in maps.numpy():
-        assert ndimage.label(codes > 0)[1] == 1  # regions are of the body
+        assert ndimage.label(codes > 0)[1] == 1  # regions lie inside the body
         assert 0.1 < (codes > 0).mean() < 0.9
     having = (maps == 2).flatten(1).any(1).double().mean().item()
     assert 0.35 < having < 0.85

@@ -1,4 +1,4 @@
-"""The papers' formulas against values by hand, slow loops and invariants."""
+"""Formulas of the papers against values by hand, slow loops and invariants."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from fedstill.tasks.logit_formulas import (
     mean_entropy,
 )
 
-SURE = 1e4  # a logit so large that its softmax is 1 and all others are 0
+SURE = 1e4  # a logit large enough for a softmax of exactly 1 and 0
 LOG2 = math.log(2)
-ensemble = Classification(2).ensemble  # which is the same of however many classes
+ensemble = Classification(2).ensemble  # does not depend on the number of classes
 
 
 def logits_of(*probs: float) -> torch.Tensor:
@@ -133,7 +133,7 @@ def test_eq9_of_logits_by_hand() -> None:
 
 
 def test_eq9_of_log_probs_by_hand() -> None:
-    first, second = math.log1p(math.exp(-2)), math.log1p(math.exp(-8))  # -log q of the likelier class
+    first, second = math.log1p(math.exp(-2)), math.log1p(math.exp(-8))  # -log q of the more probable class
     expected = [-0.75 * first - 0.25 * (second + 8), -0.25 * (first + 2) - 0.75 * second]
     torch.testing.assert_close(ensemble(RESPONSES, WEIGHTS, "log_probs"), torch.tensor([expected]))
 
@@ -158,7 +158,10 @@ def test_only_logits_ensemble_depends_on_logit_offsets(seed: int) -> None:
 
 
 def slow_consensus(responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the consensus input by input and node by node: mean of log-probabilities, then share updates."""
+    """Return the consensus of each input with loops over inputs and nodes.
+
+    Starts from the mean of the log-probabilities; then updates the shares of the nodes.
+    """
     nodes, batch, classes = responses.shape
     out = torch.empty(batch, classes, dtype=responses.dtype)
     for b in range(batch):
@@ -184,7 +187,7 @@ def test_consensus_equals_slow_loop_and_is_a_distribution(seed: int, nodes: int,
 
 
 def test_consensus_downweights_node_without_the_class() -> None:
-    # The first node holds classes 0 and 1, and takes everything for a 0. Two others know a 2.
+    # The first node holds classes 0 and 1 and predicts 0 for all inputs. The other two hold class 2.
     weights = importance_weights(torch.tensor([[9.0, 9.0, 0.0], [1.0, 1.0, 9.0], [1.0, 1.0, 9.0]]))
     confident = logits_of(0.02, 0.02, 0.96)
     responses = torch.stack([logits_of(0.8, 0.19, 0.01), confident, confident])[:, None]
@@ -202,7 +205,7 @@ def test_consensus_shares_have_no_gradient() -> None:
     torch.testing.assert_close(grad, plain)
     weights = importance_weights(random(2, 4, seed=1).exp())
     out = ensemble(responses, weights, "consensus")
-    with torch.no_grad():  # the shares, read off the answer: p = share q_1 + (1 - share) q_2
+    with torch.no_grad():  # solve p = share q_1 + (1 - share) q_2 for the shares
         q = responses.softmax(2)
         share = ((out.exp() - q[1]) / (q[0] - q[1])).mean(1, keepdim=True)
     (grad,) = torch.autograd.grad(out.sum(), responses)
@@ -243,7 +246,7 @@ K, B, C, H, W = 3, 2, 4, 2, 3
 
 
 def flat_nodes(maps: torch.Tensor) -> torch.Tensor:
-    """``(K, B, C, H, W)`` to ``(K, B*H*W, C)``: each pixel an example."""
+    """Flatten maps ``(K, B, C, H, W)`` to ``(K, B*H*W, C)``, so that each pixel is an example."""
     return maps.permute(0, 1, 3, 4, 2).reshape(len(maps), -1, maps.shape[2])
 
 

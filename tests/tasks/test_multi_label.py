@@ -30,7 +30,7 @@ def logit(p: float) -> float:
 
 
 def pairs(z: torch.Tensor) -> torch.Tensor:
-    """Each log-odds as the logits (z, 0) of two classes: ``(..., C)`` to ``(..., 2, C)``."""
+    """Return each log-odds z as the logits (z, 0) of two classes: ``(..., C)`` to ``(..., 2, C)``."""
     return torch.stack([z, torch.zeros_like(z)], -2)
 
 
@@ -40,7 +40,7 @@ def pairs(z: torch.Tensor) -> torch.Tensor:
 def test_loss_by_hand_ignores_unknown_labels() -> None:
     outputs = torch.tensor([[[0.0, logit(0.8), SURE], [logit(0.25), 7.0, -7.0]]])
     targets = torch.tensor([[[1, 0, -1], [1, -1, -1]]])
-    first = (math.log(2) - math.log(0.2)) / 2  # the third label would cost 10,000
+    first = (math.log(2) - math.log(0.2)) / 2  # including the third label would add 10,000
     second = -math.log(0.25)
     torch.testing.assert_close(TASK.loss(outputs, targets), torch.tensor([(first + second) / 2]))
 
@@ -101,7 +101,7 @@ def test_node_without_a_label_has_weight_zero() -> None:
 
 def test_confidence_and_uniqueness_losses_equal_binary_classification() -> None:
     responses, pi = random_logits(3, 4, 3), torch.tensor([0.5, 0.2, 0.3])
-    two = pairs(responses)  # (K, B, 2, C): labels are like pixels
+    two = pairs(responses)  # (K, B, 2, C): labels in place of pixels
     torch.testing.assert_close(TASK.confidence_loss(responses, pi), logit_formulas.mean_entropy(two, pi))
     torch.testing.assert_close(TASK.uniqueness_loss(responses, pi), -logit_formulas.js_divergence(two, pi))
 
@@ -146,13 +146,13 @@ def test_ensembles_equal_binary_classification(how: str) -> None:
 
 
 def repeat_weights(weights: torch.Tensor, inputs: int) -> torch.Tensor:
-    """A label's weight for both of its answers: ``(K, 1, C)`` to ``(K, B C, 2)``."""
+    """Repeat the weight of each label for both of its values: ``(K, 1, C)`` to ``(K, B C, 2)``."""
     return weights.expand(-1, inputs, -1).flatten(1).unsqueeze(2).expand(-1, -1, 2)
 
 
 def test_expertise_by_hand() -> None:
     weights = torch.tensor([[[1.0, 0.25, 0.5]], [[0.0, 0.75, 0.5]]])
-    shows = torch.tensor([[SURE, SURE, -SURE], [-SURE, -SURE, SURE]])  # the first two labels; the third
+    shows = torch.tensor([[SURE, SURE, -SURE], [-SURE, -SURE, SURE]])  # the first two labels; the third label
     torch.testing.assert_close(TASK.expertise(shows, weights), torch.tensor([[0.625, 0.5], [0.375, 0.5]]))
     nothing = TASK.expertise(torch.full((1, 3), -SURE), weights)
     assert nothing.sum().item() == pytest.approx(1)
@@ -180,7 +180,7 @@ def test_distillation_loss_limit_is_an_eighth_of_the_square() -> None:
 
 def test_auc_by_hand() -> None:
     outputs = torch.tensor([[3.0, 0.0], [1.0, 5.0], [2.0, 5.0], [0.0, 5.0]])
-    # Label 0: three of four pairs (present, absent) are in order. Label 1: one pair in order, one tied.
+    # Label 0: three of four pairs (present, absent) are ordered. Label 1: one pair is ordered, one tied.
     targets = torch.tensor([[1, -1], [1, 1], [0, 0], [0, -1]])
     assert MultiLabel(2).metric_per_class(outputs, targets) == [75.0, 50.0]
     assert MultiLabel(2).compute_metrics(outputs, targets) == {"auc": 62.5}
@@ -217,7 +217,7 @@ def test_auc_is_nan_for_nan_outputs_but_not_for_infinity() -> None:
     each = TASK.metric_per_class(outputs, targets)
     assert each is not None
     assert (each[0], math.isnan(each[1]), each[2]) == (100.0, True, 100.0)
-    assert math.isnan(TASK.compute_metrics(outputs, targets)["auc"]), "not a mean over what is left"
+    assert math.isnan(TASK.compute_metrics(outputs, targets)["auc"]), "not the mean over the other labels"
     assert np.isnan(TASK.bootstrap_metric(outputs, targets, None, np.ones((2, 2)))).all()
 
 

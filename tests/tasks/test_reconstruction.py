@@ -29,7 +29,7 @@ def test_image_metrics_equal_scikit_image() -> None:
     predicted, true = image_pair()
     for row in range(len(true)):
         x, y = predicted[row, 0].numpy(), true[row, 0].numpy()
-        # scikit-image leaves the border out, which is reflected here.
+        # scikit-image omits the border, which fedstill pads by reflection.
         wide = (np.pad(image, 5, mode="reflect") for image in (y, x))
         expected = metrics.structural_similarity(
             *wide, data_range=1.0, gaussian_weights=True, sigma=1.5, use_sample_covariance=False
@@ -63,7 +63,7 @@ def test_ssim_of_batches_equals_single_images(monkeypatch: pytest.MonkeyPatch) -
         [reconstruction.ssim(predicted[row : row + 1], true[row : row + 1]) for row in range(5)]
     )
     torch.testing.assert_close(alone, together)
-    assert (together.diff() < 0).all()  # more noise, less similarity
+    assert (together.diff() < 0).all()  # more noise, lower similarity
 
 
 def test_nmse_of_black_image_is_nan() -> None:
@@ -74,7 +74,7 @@ TASK = Reconstruction()
 
 
 def heads(count: int = 4, side: int = 32) -> torch.Tensor:
-    """Images in -1..1: a bright ellipse with texture on black."""
+    """Return images in -1..1: a bright ellipse with texture on black."""
     generator = torch.Generator().manual_seed(0)
     inside = TASK.sample_maps(count, side, side, generator).float()
     return (inside * (0.5 + 0.5 * torch.rand(count, side, side, generator=generator)) * 2 - 1).unsqueeze(1)
@@ -196,15 +196,16 @@ def test_fewer_measured_lines_give_worse_observation() -> None:
     )
     assert eight < four < 60
     WIDTHS = Reconstruction(1, 2, 0.5).observe(torch.ones(1, 1, 8, 8))
-    torch.testing.assert_close(WIDTHS, torch.ones(1, 1, 8, 8))  # one gray is all in the middle line
+    # a constant image is contained in the middle line
+    torch.testing.assert_close(WIDTHS, torch.ones(1, 1, 8, 8))
 
 
 def test_observation_is_differentiable() -> None:
     black = torch.full((1, 1, 8, 8), -1.0)
     torch.testing.assert_close(TASK.observe(black), black)
     x = heads(1, 16).requires_grad_()
-    (slope,) = torch.autograd.grad(TASK.observe(x).square().sum(), x)
-    assert slope.abs().sum() > 0
+    (gradient,) = torch.autograd.grad(TASK.observe(x).square().sum(), x)
+    assert gradient.abs().sum() > 0
     stacked = TASK.observe(x.detach().expand(3, 2, 1, 16, 16))
     torch.testing.assert_close(stacked[2, 1], TASK.observe(x.detach())[0])
 
@@ -240,11 +241,11 @@ WIDTHS = st.sampled_from([8, 16, 30, 64, 128, 320])
 
 @pytest.mark.parametrize(("acceleration", "center", "middle"), [(4, 0.08, 26), (8, 0.04, 13)])
 def test_kspace_mask_follows_fastmri(acceleration: int, center: float, middle: int) -> None:
-    """320 columns: 8 and 4 per cent in the middle, one line in 4 or in 8 in all."""
+    """Check masks of 320 columns: 8 % and 4 % in the middle, and one in 4 or in 8 lines in total."""
     mask = kspace_mask(320, acceleration, center)
     first = (320 - middle + 1) // 2
     assert mask[first : first + middle].all()
-    assert mask[160]  # the zero frequency
+    assert mask[160]  # zero frequency
     assert mask.sum() == 320 // acceleration
     assert mask[:first].any()
     assert mask[first + middle :].any()
@@ -272,9 +273,9 @@ def test_rejects_center_with_too_many_lines() -> None:
 
 
 def test_undersampling_by_hand() -> None:
-    """Columns 1 0 | 1 0: the mean is 1/2, the other line the alternation."""
+    """Columns alternate between 1 and 0: the middle line is the mean 1/2, the other line the alternation."""
     image = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    middle = torch.tensor([False, True])  # the zero frequency alone
+    middle = torch.tensor([False, True])  # zero frequency only
     torch.testing.assert_close(undersample(image, middle), torch.full((2, 2), 0.5))
     torch.testing.assert_close(undersample(image, ~middle), torch.full((2, 2), 0.5))
     torch.testing.assert_close(undersample(image, torch.tensor([True, True])), image)
@@ -284,5 +285,5 @@ def test_undersampling_gradients_are_correct() -> None:
     image = torch.rand(1, 1, 4, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: undersample(x, kspace_mask(8, 2, 0.2)), image)
     black = torch.zeros(1, 1, 8, 8, requires_grad=True)
-    (slope,) = torch.autograd.grad(undersample(black, kspace_mask(8, 2, 0.2)).sum(), black)
-    assert slope.isfinite().all()
+    (gradient,) = torch.autograd.grad(undersample(black, kspace_mask(8, 2, 0.2)).sum(), black)
+    assert gradient.isfinite().all()

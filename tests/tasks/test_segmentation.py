@@ -31,14 +31,14 @@ Mask = npt.NDArray[np.bool_]
 
 
 def box(top: int, bottom: int, left: int, right: int) -> Mask:
-    """Mask of 8 x 12 pixels with rows top..bottom and columns left..right, ends excluded."""
+    """Return a mask of 8 x 12 pixels that covers rows top..bottom and columns left..right, ends excluded."""
     mask = np.zeros((8, 12), dtype=bool)
     mask[top:bottom, left:right] = True
     return mask
 
 
 def blobs(seed: int, share: float = 0.5) -> Mask:
-    """Blocks of 3 x 3, some filled."""
+    """Return blocks of 3 x 3 pixels, some of them filled."""
     filled = np.random.default_rng(seed).random((6, 6)) < share
     return np.kron(filled, np.ones((3, 3), dtype=bool)).astype(bool)
 
@@ -71,7 +71,7 @@ def test_sum_by_case_adds_pixels_before_division() -> None:
     prediction = torch.tensor([[True, True], [True, False], [False, False]])
     truth = torch.tensor([[True, False], [True, True], [True, True]])
     pooled = count_overlap(prediction, truth).sum_by_case(torch.tensor([0, 0, 1]), 3)
-    # case 0: 2 in common of 3 and 3; case 1: none of 2 predicted; case 2 has no image
+    # case 0: 2 in common, 3 true, 3 predicted; case 1: 2 predicted, none in common; case 2 has no image
     torch.testing.assert_close(dice(pooled), torch.tensor([4 / 6, 0.0, 1.0]).double())
     torch.testing.assert_close(
         sensitivity(pooled), torch.tensor([2 / 3, 0.0, math.nan]).double(), equal_nan=True
@@ -104,8 +104,8 @@ def slow_hd95(prediction: Mask, truth: Mask) -> float:
 
 
 def test_hd95_of_a_box_and_one_grown_by_two_columns() -> None:
-    # Outlines of 5 x 4 and 5 x 6 pixels, from the left. From the larger one's right side (5 of 18 pixels)
-    # the nearest pixel is 2 away, so the 95% quantile is 2; the quantile of few pixels is interpolated.
+    # Outlines of 5 x 4 and 5 x 6 pixels with a common left side. The right side of the larger one (5 of 18
+    # pixels) is at distance 2, so the 95% quantile is 2; the quantile of few pixels is interpolated.
     assert hd95(box(1, 6, 0, 6), box(1, 6, 0, 4)) == 2
 
 
@@ -114,10 +114,10 @@ def test_hd95_ignores_one_far_pixel_but_uses_both_directions() -> None:
     large[4:40, 4:40] = True  # an outline of 140 pixels
     spot = large.copy()
     spot[60, 60] = True
-    assert hd95(spot, large) == 0  # 1 of 141 is far
+    assert hd95(spot, large) == 0  # 1 of 141 is far away
     only = np.zeros_like(large)
     only[4, 4] = True
-    assert hd95(only, large) == hd95(large, only) > 30  # near for the spot, far for most of the outline
+    assert hd95(only, large) == hd95(large, only) > 30  # close to the spot, far from most of the outline
 
 
 def test_hd95_of_empty_masks() -> None:
@@ -139,7 +139,7 @@ TASK = Segmentation(2)
 
 
 def mask(*pixels: tuple[int, int], size: tuple[int, int] = (4, 8)) -> torch.Tensor:
-    """A slice with class 1 at these pixels."""
+    """Return a slice whose given pixels have class 1."""
     classes = torch.zeros(size, dtype=torch.int64)
     for row, column in pixels:
         classes[row, column] = 1
@@ -163,13 +163,13 @@ def test_pixels_are_pooled_per_patient_and_patients_averaged() -> None:
     truth = torch.stack([mask((0, 0), (0, 1)), mask((1, 1)), mask((2, 2))])
     predicted = torch.stack([mask((0, 0), (0, 1)), mask((1, 4)), mask((2, 2))])
     metrics = TASK.compute_metrics(logits(predicted), truth, patients(2, 2, 0))
-    # patient r: 2 of 3 found, 3 predicted; 61 pixels not true, 60 left out. Patient p: perfect
+    # patient r: 2 of 3 found, 3 predicted; 60 of 61 negatives correct. Patient p: perfect
     assert metrics["dice"] == pytest.approx(100 * (2 * 2 / 6 + 1) / 2)
     assert metrics["sensitivity"] == pytest.approx(100 * (2 / 3 + 1) / 2)
     assert metrics["specificity"] == pytest.approx(100 * (60 / 61 + 1) / 2)
-    # slices of r: 0 and 3 pixels; p: 0
+    # slices of r: distances 0 and 3; of p: 0
     assert metrics["hd95"] == pytest.approx(((0 + 3) / 2 + 0) / 2)
-    # slice by slice the metrics differ
+    # averaging over slices gives other metrics
     assert TASK.compute_metrics(logits(predicted), truth)["dice"] == pytest.approx(100 * 2 / 3)
 
 
@@ -180,7 +180,7 @@ def test_hd95_uses_slices_with_truth_and_diagonal_for_misses() -> None:
     assert TASK.compute_metrics(logits(predicted), truth)["hd95"] == pytest.approx(DIAGONAL / 2)
     together = TASK.compute_metrics(
         logits(predicted), truth, patients(0, 0, 0, 2)
-    )  # p: one of its three counts
+    )  # only the slice of p with a true region counts
     assert together["hd95"] == pytest.approx((DIAGONAL + 0) / 2)
 
 
@@ -190,7 +190,7 @@ def test_metrics_of_patients_without_true_pixels() -> None:
     assert metrics["dice"] == metrics["specificity"] == 100
     assert math.isnan(metrics["sensitivity"])
     assert math.isnan(metrics["hd95"])
-    # only the patient with a true region has a sensitivity
+    # sensitivity is defined only for the patient with a true region
     truth, predicted = torch.stack([EMPTY, mask((0, 0), (0, 1))]), torch.stack([EMPTY, mask((0, 0))])
     assert TASK.compute_metrics(logits(predicted), truth, patients(0, 1))["sensitivity"] == 50
 
@@ -220,7 +220,7 @@ def test_case_scores_are_dice_of_present_cases() -> None:
 
 
 def head(targets: torch.Tensor) -> TensorData:
-    """One image 16 x 16 with a bright body in rows and columns 2..11."""
+    """Return one image of 16 x 16 pixels with a bright body in rows and columns 2..11."""
     image = torch.full((1, 1, 16, 16), -1.0)
     image[:, :, 2:12, 2:12] = 0.5
     return TensorData(image, targets)
@@ -228,11 +228,11 @@ def head(targets: torch.Tensor) -> TensorData:
 
 def test_label_maps_separate_outside_body_and_classes() -> None:
     targets = torch.zeros(1, 16, 16, dtype=torch.int64)
-    targets[0, 4, 4], targets[0, 14, 14] = 1, 1  # one out of the body
+    targets[0, 4, 4], targets[0, 14, 14] = 1, 1  # one of them outside the body
     maps = TASK.label_maps(head(targets))
     assert maps.dtype == torch.uint8
     assert [int(maps[(0, *pixel)]) for pixel in ((0, 0), (3, 3), (4, 4), (14, 14))] == [0, 1, 2, 2]
-    assert (maps == 1).sum() == 10 * 10 - 4 - 1  # without four corners and the pixel of class 1
+    assert (maps == 1).sum() == 10 * 10 - 4 - 1  # without the four corners and the pixel of class 1
     assert torch.equal(TASK.targets_from_maps(maps, torch.zeros(1, 1, 16, 16)), targets)
     assert TASK.condition_channels == 3
     assert TASK.encode_maps(maps).shape == (1, 3, 16, 16)
@@ -299,7 +299,7 @@ TASKS: list[MapTask] = [
 
 
 def test_weighted_cross_entropy_by_hand() -> None:
-    # Two pixels, one image: p(true) is 1/2 for a pixel of class 0, 1/4 for one of class 1 that weighs 3.
+    # One image of two pixels: p(true) is 1/2 for the pixel of class 0, 1/4 for that of class 1 (weight 3).
     outputs = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]]).view(1, 1, 2, 1, 2)
     targets = torch.tensor([[[[0, 1]]]])
     task = Segmentation(2, (1.0, 3.0), dice=0.0)
@@ -309,7 +309,7 @@ def test_weighted_cross_entropy_by_hand() -> None:
 
 
 def test_soft_dice_by_hand() -> None:
-    # Four pixels: one of class 1 with p = 0.8, and three others with p = 0.5, 0.5, 0 for class 1.
+    # Four pixels: one of class 1 with p = 0.8; three of class 0 with p = 0.5, 0.5, 0 for class 1.
     p = torch.tensor([0.8, 0.5, 0.5, 1e-9])
     outputs = torch.stack([(1 - p).log(), p.log()]).view(1, 2, 2, 2)
     loss = soft_dice_loss(outputs, torch.tensor([[[1, 0], [0, 0]]]))
@@ -334,7 +334,8 @@ def test_soft_dice_equals_monai(seed: int) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_loss_is_mean_over_examples(task: MapTask) -> None:
     outputs, targets = batch()
-    alone = task.loss(outputs[0].unsqueeze(1), targets[0].unsqueeze(1))  # as private training asks
+    # one loss per example, as DP-SGD requires
+    alone = task.loss(outputs[0].unsqueeze(1), targets[0].unsqueeze(1))
     assert alone.shape == (B,)
     torch.testing.assert_close(alone.mean(), task.loss(outputs, targets)[0])
 
@@ -364,7 +365,8 @@ def test_counts_are_pixel_shares_summing_to_examples() -> None:
     targets[1] = 1
     counts = TASKS[0].counts(data(targets))
     assert counts.tolist() == [1.75, 1.0, 0.25]
-    assert counts.dtype == torch.float64  # a sum of many, rounded to float32, moves by more than one's share
+    # sums rounded to float32 could change by more than one example's share
+    assert counts.dtype == torch.float64
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 1.0, 1.0, 1.0)])

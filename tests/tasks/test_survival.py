@@ -28,14 +28,15 @@ def random_rows(rows: int, seed: int, last: int = 8) -> tuple[Floats, Floats, Fl
 
 def test_likelihood_by_hand() -> None:
     hazards = torch.tensor([0.2, 0.5, 0.25]).logit()
-    rows = torch.tensor([[1.0, 1.0], [2.6, 0.0], [0.4, 0.0], [3.0, 1.0]])  # event; censored twice; at the end
+    # event; censored (2x); event at the end
+    rows = torch.tensor([[1.0, 1.0], [2.6, 0.0], [0.4, 0.0], [3.0, 1.0]])
     expected = [
-        -math.log(0.8 * 0.5),  # in interval 1: survived interval 0
-        -math.log(0.8 * 0.5 * 0.75),  # past the middle of the last
-        0.0,  # not even half of the first
+        -math.log(0.8 * 0.5),  # event in interval 1, survived interval 0
+        -math.log(0.8 * 0.5 * 0.75),  # censored after the middle of the last
+        0.0,  # censored before the middle of the first
         -math.log(0.8 * 0.5 * 0.25),
     ]
-    outputs = hazards.expand(4, 1, 3)  # four models of a batch of one
+    outputs = hazards.expand(4, 1, 3)  # four models, each with a batch of one
     assert TASK.loss(outputs, rows.unsqueeze(1)).tolist() == pytest.approx(expected)
     together = TASK.loss(outputs.transpose(0, 1), rows.unsqueeze(0))
     assert together.tolist() == pytest.approx([sum(expected) / 4])
@@ -75,8 +76,8 @@ def test_concordance_of_many_rows_uses_blocks() -> None:
     score, time, event = random_rows(1100, 0, last=400)
     perfect = concordance(time, time, event)
     assert concordance(score, time, event) + concordance(-score, time, event) == pytest.approx(1)
-    assert perfect > 0.99, "but for who is censored when another has the event"
-    assert np.isnan(concordance(score, time, 0 * event)).all(), "nobody is known to come first"
+    assert perfect > 0.99, "except for censored rows at the time of an event"
+    assert np.isnan(concordance(score, time, 0 * event)).all(), "no pair of rows is ordered"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -117,7 +118,7 @@ def test_perfect_prediction_has_zero_brier_score_at_interval_borders() -> None:
 
 def test_survival_metrics_by_hand() -> None:
     targets = torch.tensor([[0.5, 1.0], [1.5, 1.0], [2.5, 0.0]])
-    sure = interval_labels(targets, 3).clamp_min(0) * 200.0 - 100.0  # the event where it was, for certain
+    sure = interval_labels(targets, 3).clamp_min(0) * 200.0 - 100.0  # certain prediction of the true times
     metrics = TASK.compute_metrics(sure, targets)
     assert (metrics["concordance"], metrics["brier"]) == (100, pytest.approx(0, abs=1e-12))
     assert TASK.compute_metrics(-sure, targets)["concordance"] < 50
@@ -134,7 +135,8 @@ def test_survival_metrics_by_hand() -> None:
 def test_balance_loss_is_lowest_for_uniform_event_times() -> None:
     even = torch.tensor([[1 / 4, 1 / 3, 1 / 2]]).logit()
     assert TASK.balance_loss(even).item() == pytest.approx(-math.log(4), abs=1e-5)
-    extreme = torch.tensor([[100.0, 0.0, 0.0], [-100.0, -100.0, -100.0]])  # half at once, half never
+    # half in the first interval, half never
+    extreme = torch.tensor([[100.0, 0.0, 0.0], [-100.0, -100.0, -100.0]])
     assert TASK.balance_loss(extreme).item() == pytest.approx(-math.log(2), abs=1e-5)
 
 
@@ -161,7 +163,7 @@ def test_rejects_invalid_times_and_events(targets: torch.Tensor, message: str) -
         TASK.check(TensorData(torch.zeros(3, 2), targets), "rows")
 
 
-# --- out of a table ---------------------------------------------------------------------------------------
+# --- from a table -----------------------------------------------------------------------------------------
 
 AGE = SchemaColumn(name="age", range=(0.0, 100.0))
 DAYS = SchemaColumn(name="days", range=(30.0, 60.0))
@@ -170,7 +172,7 @@ SCHEMA = TableSchema("days", (AGE, DAYS, DIED), event="died", intervals=30)
 
 
 def test_times_are_counted_in_intervals_without_rounding_errors() -> None:
-    days = list(range(30, 61))  # interval borders: each belongs to the interval that begins there
+    days = list(range(30, 61))  # interval borders: each belongs to the interval that starts there
     cells = {"age": [50] * 31, "days": days, "died": [1] * 31}
     data = encode_rows(cells, SCHEMA, "rows", str)
     assert data.inputs.tolist() == [[0.0]] * 31

@@ -101,7 +101,7 @@ def test_rejects_incomplete_custom_tasks_in_one_line(tmp_path: Path, monkeypatch
 
 @dataclass(frozen=True, kw_only=True)
 class CustomConfig(TaskConfig):
-    """Custom task options; the tests set ``task_class``."""
+    """Options of a custom task; the tests set ``task_class``."""
 
 
 ARRAYS = {
@@ -131,7 +131,7 @@ def test_data_of_a_task_serve_custom_tasks_of_its_kind(
     theirs, _ = load_private(NodeDataConfig(), tmp_path, DataSpec.from_data(ours, data))
     assert torch.equal(node.targets, theirs.targets)
     assert spec.make_task().name == "mine"
-    if like != "instances":  # the spec comes from the run
+    if like != "instances":  # the spec comes from the run description
         assert load_private(NodeDataConfig(), tmp_path, task=CustomConfig())[1].task == CustomConfig()
     public = load_public(PublicConfig("noise", limit=3), mine, CustomConfig())[1]
     assert public is not None
@@ -167,17 +167,17 @@ def test_task_without_label_maps_refuses_their_use(call: Callable[..., object]) 
         call(Classification(3), torch.zeros(2, 1, 8, 8), torch.zeros(2, 8, 8, dtype=torch.uint8))
 
 
-def test_an_ensemble_lets_gradients_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FedIOD teaches its generator by them."""
+def test_rejects_ensemble_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedIOD needs these gradients to train its generator."""
 
-    def cuts(responses: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:
+    def detached(responses: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:
         return responses.detach().mean(0)
 
-    monkeypatch.setitem(ENSEMBLES._loaded, "cuts", cuts)
+    monkeypatch.setitem(ENSEMBLES._loaded, "detached", detached)
     responses, weights = torch.zeros(2, 3, 4), torch.full((2, 1, 4), 0.5)
-    assert Classification(4).ensemble(responses, weights, "cuts").shape == (3, 4)
-    with raises_invalid("ensemble", "cuts", "gradients"):
-        Classification(4).ensemble(responses.requires_grad_(), weights, "cuts")
+    assert Classification(4).ensemble(responses, weights, "detached").shape == (3, 4)
+    with raises_invalid("ensemble", "detached", "gradients"):
+        Classification(4).ensemble(responses.requires_grad_(), weights, "detached")
 
 
 IMAGES, MAP_SHAPE = torch.zeros(2, 1, 8, 12), (2, 8, 12)
@@ -186,7 +186,7 @@ CLASSES, FINDINGS, MAPS = (
     torch.tensor([[0, 1, -1], [-1, -1, -1]]),
     torch.zeros(MAP_SHAPE).long(),
 )
-IDS = torch.tensor([[4, 1, 0], [0, 0, 0]])  # an empty text among them
+IDS = torch.tensor([[4, 1, 0], [0, 0, 0]])  # the second text is empty
 CLASSIFICATION, MULTI_LABEL, SEGMENTATION = Classification(3), MultiLabel(3), Segmentation(3)
 TEXT, RECONSTRUCTION = TextClassification(3), Reconstruction()
 NAN_IMAGES = IMAGES.clone()

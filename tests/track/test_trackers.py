@@ -28,7 +28,7 @@ from tests.support.errors import raises_invalid
 from tests.support.my_lab import MY_LAB
 
 RESULT = {"metrics": [{"key": "accuracy"}], "accuracy": 80.0, "bytes": {"up": 10, "down": 20}}
-Logged = Counter[tuple[str, int, float]]  # count of each metric at each step
+Logged = Counter[tuple[str, int, float]]  # counts of each metric at each step
 
 
 def line_at(step: int) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def read_mlflow(folder: Path) -> Logged:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
-    [run] = client.search_runs([client.get_experiment_by_name("fedstill").experiment_id])  # deleted: no more
+    [run] = client.search_runs([client.get_experiment_by_name("fedstill").experiment_id])  # exactly one run
     assert run.data.params["split.nodes"] == "5"
     histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
     return Counter((name, each.step, each.value) for name, history in histories.items() for each in history)
@@ -70,7 +70,7 @@ def read_wandb(folder: Path) -> Logged:
             at += 32768 - at % 32768
         size, kind = struct.unpack("<HB", data[at + 4 : at + 7])
         part, at = part + data[at + 7 : at + 7 + size], at + 7 + size
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a whole record, or its last part
             record = Record.FromString(part)
             values = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
             [step] = [value for name, value in values.items() if name.endswith("/step")] or [0]
@@ -118,7 +118,7 @@ def test_logged_metrics_are_read_back_once_per_step_after_resume(
             writer.add_metrics({"phase": "local", "node": "north", "step": 50, "loss": 0.25})
             writer.add_metrics(line_at(1))
             writer.save({})
-            writer.add_metrics(line_at(2))  # on disk and logged, but void: no checkpoint counts it
+            writer.add_metrics(line_at(2))  # written and logged, but invalid, as no checkpoint includes it
             writer._write_metrics()
             trackers.close(None)
         else:
@@ -142,7 +142,7 @@ def test_logged_metrics_are_read_back_once_per_step_after_resume(
 
 
 class InterruptingTracker(Tracker):
-    """Stores what it receives, and interrupts the run when distillation has begun."""
+    """Stores what it receives, and interrupts the run during distillation."""
 
     received: ClassVar[list[Any]] = []
     stops: ClassVar[bool] = True
@@ -199,7 +199,7 @@ def test_resumed_run_logs_all_metrics_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 class FailingTracker(InterruptingTracker):
-    """FailingTracker on each line."""
+    """Fails on each line."""
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
         raise OSError("no space left")
@@ -228,7 +228,7 @@ def test_failing_tracker_is_disabled_and_failing_start_stops_run(
 
 
 class FailingAtEnd(InterruptingTracker):
-    """FailingTracker on the last lines, or on closing."""
+    """Fails on the last lines, or on closing."""
 
     at: ClassVar[str] = ""
 

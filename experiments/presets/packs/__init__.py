@@ -1,5 +1,5 @@
-"""Readers of research packs: public data, each repacked into one file, that the experiments here use.
+"""Readers of research packs: public data sets used by the experiments here, each repacked into one file.
 
-Each is a class as docs/custom-data.md describes, named in TOML as ``packs.mri:BrainMRI``; docs/tasks.md says
-what is in which file.
+Each is a class as described in docs/custom-data.md, named in TOML as ``packs.mri:BrainMRI``. docs/tasks.md
+describes the content of each file.
 """

@@ -17,21 +17,21 @@ from fedstill.data import ImageArrayData, Targets, find_file
 from fedstill.data.images import Bytes, decode_image
 from fedstill.data.raw_images import read_npz, require_array
 
-SIDE = 32  # of an image
+SIDE = 32  # pixels per side of an image
 ROWS, COLUMNS = 30, 20  # tiles of a mosaic, all of one class
-TRAIN = 500  # of its tiles, these come first; the other 100 are for testing
+TRAIN = 500  # first tiles of a mosaic; the other 100 are test images
 
 
 @dataclass(frozen=True, kw_only=True)
 class CIFAR10(ImageArrayData):
-    """CIFAR-10: 32 x 32 color images of 10 classes, a JPEG stream each."""
+    """CIFAR-10: 32 x 32 color images of 10 classes, each a JPEG stream."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
     title: ClassVar[str] = "cifar10"
     note: ClassVar[str] = "JPEG copy of CIFAR-10 (lossy), official split"
 
     def arrays(self) -> Mapping[str, npt.ArrayLike]:
-        """All images."""
+        """Return all images."""
         path = find_file(self, "cifar10_jpeg.npz")
         arrays = read_npz(path)
         labels = {name: require_array(path, arrays, name) for name in ("labels", "split", "classes")}
@@ -40,7 +40,7 @@ class CIFAR10(ImageArrayData):
 
 @dataclass(frozen=True, kw_only=True)
 class CIFAR100(ImageArrayData):
-    """CIFAR-100: 32 x 32 color images of 100 classes, a mosaic of 600 of them each."""
+    """CIFAR-100: 32 x 32 color images of 100 classes, one mosaic of 600 images per class."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
     title: ClassVar[str] = "cifar100"
@@ -49,7 +49,7 @@ class CIFAR100(ImageArrayData):
     )
 
     def arrays(self) -> Mapping[str, npt.ArrayLike]:
-        """All images, by class."""
+        """Return all images by class."""
         path = find_file(self, "cifar100_mosaic.npz")
         arrays = read_npz(path)
         classes, tiles = require_array(path, arrays, "classes"), ROWS * COLUMNS

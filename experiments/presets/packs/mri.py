@@ -14,28 +14,28 @@ from fedstill.data.loading import PATIENT, SITE, prepare_images
 from fedstill.data.raw_images import RawImages, read_npz, require_array
 from fedstill.tasks import TaskConfig
 
-FLAIR = 1  # of pre-contrast, FLAIR, post-contrast
+FLAIR = 1  # index among pre-contrast, FLAIR, post-contrast
 
 
 @dataclass(frozen=True, kw_only=True)
 class BrainMRI(DataConfig):
-    """Brain MRI of lower-grade glioma (TCGA), patients of 5 institutions: tumors, and images to rebuild."""
+    """Brain MRI of lower-grade glioma (TCGA), 5 institutions, for segmentation or reconstruction."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("map", "image")
     title: ClassVar[str] = "brain-mri"
     note: ClassVar[str] = "TCGA lower-grade glioma, 8 axial slices of each patient"
 
     size: Side = 0
-    """Height and width that images are averaged down to, masks by majority; 0: as they are."""
+    """Height and width that images are averaged down to, masks by majority; 0 keeps their size."""
 
     channels: tuple[int, ...] = ()
-    """Which: 0 pre-contrast, 1 FLAIR, 2 post-contrast; empty: all, and for reconstruction FLAIR."""
+    """Channels: 0 pre-contrast, 1 FLAIR, 2 post-contrast; empty: all, or FLAIR for reconstruction."""
 
     sites: tuple[str, ...] = ()
     """Use only these institutions; empty: those with two patients or more."""
 
     def read(self, task: TaskConfig) -> DataSet:
-        """The three sequences, and the FLAIR abnormality, of all slices."""
+        """Return the three sequences and the FLAIR abnormality of all slices."""
         path = find_file(self, "brain_mri_lgg.npz")
         arrays = read_npz(path)
         columns = {

@@ -17,7 +17,7 @@ from fedstill.data.loading import normalize_requested_sites
 from fedstill.data.raw_images import read_npz, require_array
 from fedstill.tasks import TaskConfig
 
-TISSUE = "he_256x320"  # the stained one among the kinds of DSB 2018
+TISSUE = "he_256x320"  # the stained kind of images of DSB 2018
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ class MoNuSeg(InstanceImageData):
     """Use only these organs; empty: those that are in both parts."""
 
     def images(self) -> Sequence[InstanceImage]:
-        """Those of all organs."""
+        """Return the images of all organs."""
         return _pictures(find_file(self, "nuclei_monuseg.npz"), "organ", "split")
 
     def read(self, task: TaskConfig) -> DataSet:
-        """These pictures, of some organs."""
+        """Return the images of the chosen organs."""
         pictures, config, note = self.images(), self, self.note
         if not self.sites:
             both = {one.site for one in pictures if one.split} & {
@@ -57,23 +57,23 @@ class DSB2018(InstanceImageData):
     """Use only these kinds of pictures; empty: the stained tissue."""
 
     def images(self) -> Sequence[InstanceImage]:
-        """Those of some kinds."""
+        """Return the images of the chosen kinds."""
         return _pictures(find_file(self, "nuclei_dsb2018.npz"), "group", only=self.sites or (TISSUE,))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nuclei(InstanceImageData):
-    """MoNuSeg 2018 and the stained tissue of Data Science Bowl 2018, which are the sites."""
+    """MoNuSeg 2018 and the stained tissue of Data Science Bowl 2018, each a site."""
 
     title: ClassVar[str] = "nuclei"
 
     def images(self) -> Sequence[InstanceImage]:
-        """Those of both sources."""
+        """Return the images of both sources."""
         sources = {"monuseg": MoNuSeg(root=self.root), "dsb2018": DSB2018(root=self.root)}
         return [replace(one, site=site) for site, source in sources.items() for one in source.images()]
 
     def read(self, task: TaskConfig) -> DataSet:
-        """These pictures, of one source or both."""
+        """Return the images of one source or both."""
         pictures = self.images()
         count = sum(one.site == "dsb2018" for one in pictures)
         note = f"{MoNuSeg.note}, and the {count} of stained tissue of Data Science Bowl 2018"
@@ -89,7 +89,7 @@ def _pictures(path: Path, site: str, split: str = "", only: Sequence[str] = ()) 
     pictures = []
     for number, name in enumerate(names):
         if only and sites[number] not in only:
-            continue  # decoding takes a while
+            continue  # avoids decoding unused images
         what = f"{path}: picture {name!s}"
         image = decode_image(io.BytesIO(images[number]), what)
         instances = read_instance_map(io.BytesIO(maps[number]), what)

@@ -1,4 +1,4 @@
-"""Texts of classes from their packs: SST-2 and AG News."""
+"""Text classification data from packs: SST-2 and AG News."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class SST2(TextData):
     note: ClassVar[str] = "official split, trained on train and dev"
 
     def labeled_texts(self) -> LabeledTexts:
-        """All sentences."""
+        """Return all sentences."""
         return replace(read_labeled_texts(find_file(self, "sst2.csv.gz")), classes=("negative", "positive"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AGNews(TextData):
-    """AG News: the beginnings of news on four subjects, as word numbers, with the words."""
+    """AG News: the beginnings of news on four subjects, stored as word numbers with a vocabulary."""
 
     title: ClassVar[str] = "ag-news"
     note: ClassVar[str] = "official split; two thirds of the words, all rare, are known by number"
 
     def labeled_texts(self) -> LabeledTexts:
-        """All texts; a word that is known by number only is that number, apart from real words."""
+        """Return all texts; a word without an entry in the vocabulary becomes its number."""
         path = find_file(self, "ag_news_tokens.npz")
         arrays = read_npz(path)
         low, high, lengths, labels, vocabulary, names, split = (
@@ -41,7 +41,7 @@ class AGNews(TextData):
         )
         numbers, lengths = low.astype(np.int64) + (high.astype(np.int64) << 16), lengths.astype(np.int64)
         words = vocabulary.tobytes().decode("utf-8").split("\n")
-        # A token that a tokenizer does not know is its unknown one, so any rare sign will do.
+        # An unknown character becomes the tokenizer's unknown token.
         rare = "\ufffd" if self.vocabulary.startswith(HF_PREFIX) else "#{}"
         tokens = np.array([word or rare.format(number) for number, word in enumerate(words)], dtype=object)
         texts = [text.tolist() for text in np.split(tokens[numbers], np.cumsum(lengths)[:-1])]

@@ -26,10 +26,10 @@ class ChestXray(DataConfig):
     title: ClassVar[str] = "chest-xray"
 
     size: Side = 0
-    """Height and width that images are averaged down to; 0: as they are."""
+    """Height and width that images are averaged down to; 0 keeps their size."""
 
     def read(self, task: TaskConfig) -> DataSet:
-        """All images with their findings."""
+        """Return all images with their findings."""
         path = find_file(self, "chest_xray_nih1000.npz")
         arrays = read_npz(path)
         raw = RawImages(
