@@ -44,8 +44,7 @@ def reproduce(
 
     Args:
         name: a table or figure, or its FILE.toml
-        scale: small (default), for two CPU cores; features, heads on a frozen pretrained backbone; or paper,
-            as published, for a GPU
+        scale: small (default, for two CPU cores), features (heads on a frozen backbone) or paper (for a GPU)
         seeds: number of seeds
         out: folder of the results (default: runs/reproduce)
         only: run only these methods or settings
