@@ -35,6 +35,7 @@ PATH_OPTIONS = (
     "features.weights",
     "features.cache",
     "model.weights",
+    "model.encoder_weights",
     "model.perceptual",
     "privacy.audit_log",
 )

@@ -437,7 +437,7 @@ def write_nodes(spec: RunSpec, simulation: Simulation, folder: Path) -> None:
         if weights:  # a model that can only predict has none
             save_file(weights, node_folder / "model.safetensors")
         names, perceptual = spec.nodes.models, spec.nodes.perceptual
-        weights_option = {"weights": "model.safetensors" if weights else ""}
+        weights_option = {"weights": "model.safetensors" if weights else "", "encoder_weights": ""}
         engine = spec.engine
         # Nodes of one machine share its cores.
         threads = engine.threads or max((os.cpu_count() or 1) // len(simulation.nodes), 1)
