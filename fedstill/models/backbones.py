@@ -74,7 +74,7 @@ class Features(CheckedOptions):
 
     layer: str = ""
     """Name of the submodule whose output are the features, as in named_modules(). Empty: the last features.
-    Maps and sequences are averaged to one vector."""
+    Maps and sequences are averaged to one vector, those of a text over its tokens."""
 
     mean: tuple[float, ...] = ()
     """Mean of the pixels that the backbone expects, per channel, of pixels from 0 to 1. Empty: its own, or
@@ -214,8 +214,37 @@ class PixelConversion(nn.Module):
         return (pixels - self.mean) / self.std
 
 
+class SentenceEncoder(nn.Module):
+    """Encoder of the Hugging Face library that maps token ids ``(B, L)``, padded with 0, to features.
+
+    The features are the mean of the last hidden states over the tokens, as sentence encoders have it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.padding = model, int(getattr(model.config, "pad_token_id", None) or PADDING)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return features ``(B, F)``."""
+        states: torch.Tensor = self.model(
+            input_ids=swap_padding(ids, self.padding),
+            attention_mask=self._attended(ids).long(),
+            return_dict=True,
+        ).last_hidden_state
+        return self.average(states, ids)
+
+    def average(self, states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Return the mean ``(B, F)`` of hidden states ``(B, L, F)`` over the tokens, without padding."""
+        weights = self._attended(ids).to(states.dtype).unsqueeze(2)
+        return (states * weights).sum(1) / weights.sum(1)
+
+    def _attended(self, ids: torch.Tensor) -> torch.Tensor:
+        # Always attend to the first token: a softmax over no token is undefined.
+        return (ids != PADDING).index_fill(1, torch.zeros(1, dtype=torch.int64, device=ids.device), True)
+
+
 class LayerOutput(nn.Module):
-    """Output of a submodule of a network."""
+    """Output of a submodule of a network; of a text, the mean of a sequence over its tokens."""
 
     def __init__(self, network: nn.Module, layer: str) -> None:
         super().__init__()
@@ -233,27 +262,9 @@ class LayerOutput(nn.Module):
         """Return the submodule's output for an input of the network."""
         self.network(x)
         output, self._output = self._output, torch.zeros(0)
+        if isinstance(self.network, SentenceEncoder) and output.ndim == 3:
+            return self.network.average(output, x)
         return output
-
-
-class SentenceEncoder(nn.Module):
-    """Encoder of the Hugging Face library that maps token ids ``(B, L)``, padded with 0, to features.
-
-    The features are the mean of the last hidden states over the tokens, as sentence encoders have it.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.padding = model, int(getattr(model.config, "pad_token_id", None) or PADDING)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return features ``(B, F)``."""
-        attended = (ids != PADDING).index_fill(1, torch.zeros(1, dtype=torch.int64, device=ids.device), True)
-        states: torch.Tensor = self.model(
-            input_ids=swap_padding(ids, self.padding), attention_mask=attended.long(), return_dict=True
-        ).last_hidden_state
-        weights = attended.to(states.dtype).unsqueeze(2)
-        return (states * weights).sum(1) / weights.sum(1)
 
 
 class ImageEncoder(nn.Module):
@@ -336,6 +347,12 @@ class Backbone(nn.Module):
             _to_channels_last(network)  # half the time on a CPU
         self.requires_grad_(False).eval()
         self.width = self._measured_width()
+
+    @property
+    def takes_shorter_texts(self) -> bool:
+        """True if token ids may be fewer than those of the run, so that padding need not be computed."""
+        encoder = self.network.network if isinstance(self.network, LayerOutput) else self.network
+        return isinstance(encoder, SentenceEncoder)
 
     def train(self, mode: bool = True) -> Backbone:
         """Stay in evaluation mode, in which batch normalization has fixed statistics."""
