@@ -206,7 +206,7 @@ def _check_runs(
             status.update(f"checking run {count} of {len(unfinished)}")
             config = comparison.run_config(planned)
             try:
-                build_simulation(config)
+                build_simulation(config, placeholder=True)
             except FedstillError as error:
                 refused[planned.folder] = str(error)
                 continue

@@ -356,18 +356,21 @@ class LoadedData:
     feature_space: FeatureSpace | None = None
 
 
-def prepare_data(spec: RunSpec, data: DataSet, *, progress: bool = False) -> LoadedData:
+def prepare_data(
+    spec: RunSpec, data: DataSet, *, progress: bool = False, placeholder: bool = False
+) -> LoadedData:
     """Split the data of a run over the nodes, and compute their features if there is a backbone.
 
     Args:
         data: the data set of the run.
         progress: show the progress of the features.
+        placeholder: take zeros as features, which are enough to check a run.
 
     Raises:
         FedstillError: the data cannot be split, or the backbone cannot be loaded.
     """
     parts, public = split_data(spec, data)
-    return compute_features(spec, data, parts, public, progress=progress)
+    return compute_features(spec, data, parts, public, progress=progress, placeholder=placeholder)
 
 
 def prepare_server_data(spec: RunSpec, *, train_needed: bool = False) -> tuple[LoadedData, DataSpec]:
@@ -394,6 +397,7 @@ def compute_features(
     public: PublicData | None,
     *,
     progress: bool = False,
+    placeholder: bool = False,
 ) -> LoadedData:
     """Return data as the models take them: with features as inputs if there is a backbone.
 
@@ -401,6 +405,7 @@ def compute_features(
         parts: each node's examples.
         public: public data, or None.
         progress: show the progress of the features.
+        placeholder: take zeros as features.
 
     Raises:
         FedstillError: the backbone cannot be loaded, or does not take the inputs.
@@ -419,6 +424,7 @@ def compute_features(
         public,
         compute=Compute(spec.engine),
         progress=progress,
+        placeholder=placeholder,
     )
     return LoadedData(on_features(data, test), new_parts, public, space)
 

@@ -456,11 +456,14 @@ class Simulation(MeasuredSimulation):
         return [group for group in groups if group]  # without groups that have been trained
 
 
-def build_simulation(spec: RunSpec, *, progress: bool = False) -> tuple[Simulation, dict[str, Any]]:
+def build_simulation(
+    spec: RunSpec, *, progress: bool = False, placeholder: bool = False
+) -> tuple[Simulation, dict[str, Any]]:
     """Build a simulation from a configuration, with all checks.
 
     Args:
         progress: show the progress of features that are computed first.
+        placeholder: take zeros as features of a backbone, so that a run is checked without computing them.
 
     Returns:
         The simulation, and its description for the result.
@@ -474,7 +477,7 @@ def build_simulation(spec: RunSpec, *, progress: bool = False) -> tuple[Simulati
     if reason is not None:  # first, as it cannot be fixed by other options
         raise MethodRefused(method.title, "", reason)
     spec.task.make(data.classes).check(data.train, "training data")
-    loaded = prepare_data(spec, data, progress=progress)
+    loaded = prepare_data(spec, data, progress=progress, placeholder=placeholder)
     simulation = Simulation(build_setting(spec, loaded))
     if loaded.feature_space is not None:
         simulation.notes += loaded.feature_space.notes
