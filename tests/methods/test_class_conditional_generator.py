@@ -164,7 +164,9 @@ class Plain:
         return {**losses, "student": self.study(x, A(x))}
 
 
-@pytest.mark.parametrize(("config", "step"), [(DENSER, Plain.dense), (BOOSTING, Plain.boosting), (NORMED, Plain.boosting)])
+@pytest.mark.parametrize(
+    ("config", "step"), [(DENSER, Plain.dense), (BOOSTING, Plain.boosting), (NORMED, Plain.boosting)]
+)
 @pytest.mark.parametrize("models", ["queried", "uploaded"])
 def test_step_equals_plain_implementation(config: Any, step: Any, models: Any) -> None:
     """Holds for queried and for uploaded models."""
