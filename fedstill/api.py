@@ -151,6 +151,7 @@ def distil(
     vocabulary: int = 0,
     schema: TableSchema | str | Path | None = None,
     perceptual: str | Path = "",
+    perceptual_weights: str | Path = "",
     features: Features | None = None,
     every: int | None = None,
     link: LinkConfig | None = None,
@@ -220,8 +221,10 @@ def distil(
         vocabulary: number of token ids, for texts. Default: 0.
         schema: columns of the tables, or the path of a TOML schema. It converts DataFrames to features, and
             methods that generate rows respect it. Default: None, features are any numbers.
-        perceptual: path of a .safetensors file of VGG-16 or VGG-19 weights with torchvision's names, for
-            perceptual losses. Default: ``""``, these losses are off.
+        perceptual: a backbone (``timm:NAME``, ``torchvision:NAME`` or ``package.module:factory``), or the
+            path of a .safetensors file of VGG-16 or VGG-19 weights with torchvision's names, for perceptual
+            losses. Default: ``""``, these losses are off.
+        perceptual_weights: path of a .safetensors file with the weights of that backbone. Default: ``""``.
         features: pretrained backbone, such as ``Features("timm:resnet18", weights="resnet18.safetensors")``.
             The features of all examples are computed once. ``models`` and ``student`` are then heads, which
             take rows ``(N, F)``. Default: None, models take the examples.
@@ -331,6 +334,7 @@ def distil(
             models=tuple(type(module).__name__ for module in modules),
             local=local or LocalConfig(),
             perceptual=str(perceptual),
+            perceptual_weights=str(perceptual_weights),
         ),
         method=METHODS[method]() if isinstance(method, str) else method or FedIOD(),
         student=StudentConfig(model=network_name(student, learning_task, shape, vocabulary)),
@@ -570,6 +574,7 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
         "classes": setting.classes,
         "vocabulary": setting.vocabulary,
         "perceptual": spec.nodes.perceptual,
+        "perceptual_weights": spec.nodes.perceptual_weights,
         "features": None if setting.feature_space is None else setting.feature_space.to_record(),
     }
     return {
@@ -762,7 +767,8 @@ CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
         "a fedstill.TableSchema, or the path of a file",
         lambda value: value is None or isinstance(value, str | PathLike | TableSchema),
     ),
-    "perceptual": ("the path of a file", lambda value: isinstance(value, str | PathLike)),
+    "perceptual": ("a backbone, or the path of a file", lambda value: isinstance(value, str | PathLike)),
+    "perceptual_weights": ("the path of a file", lambda value: isinstance(value, str | PathLike)),
     "features": ("a fedstill.Features", _is_none_or(Features)),
     "every": ("an integer from 0 up, or None", lambda value: value is None or _is_integer(value)),
     "link": ("a fedstill.LinkConfig", _is_none_or(LinkConfig)),

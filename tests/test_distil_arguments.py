@@ -39,6 +39,7 @@ WRONG: dict[str, list[Any]] = {
     "vocabulary": ["x", -1],
     "schema": [3],
     "perceptual": [3],
+    "perceptual_weights": [3],
     "every": [-1, 1.5],
     "link": [{}],
     "track": ["tensorboard"],

@@ -13,11 +13,13 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
+from fedstill.compare.comparison import SMALL_SCALE
 from fedstill.compare.reproduction import (
     NOT_AT_THIS_SCALE,
     HeadlineRow,
     Reproduction,
     ReproductionRecord,
+    ScaleNotes,
     reproductions,
 )
 from fedstill.core.errors import ArgumentError
@@ -44,23 +46,36 @@ def main() -> None:
 
 
 def summary_table(entries: Sequence[Reproduction]) -> list[str]:
-    """Return the lines of the summary: paper, ours, scale, seeds and verdict of each table and figure.
+    """Return the lines of the summary: paper, ours, scale, seeds and verdict of each record.
 
     Raises:
-        ArgumentError: a record lacks a row of the headline, or a cell is too long.
+        ArgumentError: a record lacks a row of the headline or remarks on its scale, or a cell is too long.
     """
     rows = []
     for entry in entries:
-        record = entry.record()
         link = f"[{entry.about.paper}, {entry.about.what}](reproduction/{entry.name}.md)"
-        values = [_paper_cell(entry), NO_VALUE, NO_VALUE, NO_VALUE, NO_VALUE]
-        if record is not None:
-            seeds = str(len(record.seeds))
-            values[1:] = [_our_cell(entry, record), record.scale, seeds, entry.about.verdict]
-        if long := [value for value in values if len(value) > MAX_CELL]:
-            raise ArgumentError(f"headline of {entry.name}", long[0], f"at most {MAX_CELL} characters")
-        rows.append(Row(link, [Cell(value) for value in values]))
+        for record in entry.records().values() or [None]:
+            values = _summary_cells(entry, record)
+            if long := [value for value in values if len(value) > MAX_CELL]:
+                raise ArgumentError(f"headline of {entry.name}", long[0], f"at most {MAX_CELL} characters")
+            rows.append(Row(link, [Cell(value) for value in values]))
     return markdown(Table("", "table or figure", [Column(name, "") for name in COLUMNS], rows))
+
+
+def _summary_cells(entry: Reproduction, record: ReproductionRecord | None) -> list[str]:
+    if record is None:
+        return [_paper_cell(entry, entry.about, SMALL_SCALE), NO_VALUE, NO_VALUE, NO_VALUE, NO_VALUE]
+    notes = _notes(entry, record)
+    paper, ours = _paper_cell(entry, notes, record.scale), _our_cell(entry, notes, record)
+    return [paper, ours, record.scale, str(len(record.seeds)), notes.verdict]
+
+
+def _notes(entry: Reproduction, record: ReproductionRecord) -> ScaleNotes:
+    """Return the remarks on a record's scale, which a page needs."""
+    notes = entry.notes(record.scale)
+    if notes is None:
+        raise ArgumentError(f"scale.{record.scale}.reproduces", "", f"remarks on the record of {entry.name}")
+    return notes
 
 
 def with_summary(text: str, entries: Sequence[Reproduction]) -> str:
@@ -70,44 +85,48 @@ def with_summary(text: str, entries: Sequence[Reproduction]) -> str:
 
 
 def page(entry: Reproduction) -> str:
-    """Return the page of one table or figure: verdict, why, and the record's table."""
-    about, record = entry.about, entry.record()
+    """Return the page of one table or figure: of each scale verdict, why, and the record's table."""
+    about, records = entry.about, entry.records()
     lines = [f"# {about.paper}, {about.what}: {about.title}", ""]
     lines += [
         f"*Generated from [`{entry.file.name}`](../../experiments/{entry.file.name}) and its record.*",
         "",
     ]
-    if record is None:
+    if not records:
         return "\n".join([*lines, "Nothing is recorded yet.", ""])
-    lines += [f"**Verdict: {about.verdict}.** {about.why.strip()}", ""]
-    if about.claim:
-        lines += [f"The paper: {about.claim}.", ""]
-    table = reproduction_markdown(entry, record, hides_flagged=True)
-    return "\n".join([*lines, *table.splitlines()[2:]]) + "\n"  # without its title
+    for scale, record in records.items():
+        notes = _notes(entry, record)
+        lines += [] if scale == SMALL_SCALE else [f"## Scale {scale}", ""]
+        lines += [f"**Verdict: {notes.verdict}.** {notes.why.strip()}", ""]
+        if about.claim:
+            lines += [f"The paper: {about.claim}.", ""]
+        table = reproduction_markdown(entry, record, hides_flagged=True)
+        lines += [*table.splitlines()[2:], ""]  # without its title
+    return "\n".join(lines)
 
 
-def _paper_cell(entry: Reproduction) -> str:
+def _paper_cell(entry: Reproduction, notes: ScaleNotes, scale: str) -> str:
     """Return the paper's result: its claim, or its metrics in the rows of the headline."""
     if entry.about.claim:
         return entry.about.claim
     published = {
         (metric.setting, metric.method, metric.metric): format_mean_and_std(metric.value, None)
-        for metric in entry.published()
+        for metric in entry.published(scale)
     }
 
     def text(row: HeadlineRow) -> str | None:
         return published.get((row.setting, row.row, row.metric)) or published.get(("", row.row, row.metric))
 
-    return _headline([(row, text(row)) for row in entry.about.headline])
+    return _headline([(row, text(row)) for row in notes.headline])
 
 
-def _our_cell(entry: Reproduction, record: ReproductionRecord) -> str:
+def _our_cell(entry: Reproduction, notes: ScaleNotes, record: ReproductionRecord) -> str:
     """Return the record's metrics in the rows of the headline."""
-    if entry.about.verdict == NOT_AT_THIS_SCALE:
+    if notes.verdict == NOT_AT_THIS_SCALE:
         return NOT_AT_THIS_SCALE
     values = {(row.setting, row.method, row.metric): row for row in record.rows}
     forms, found = entry.forms(record.scale), []
-    for row in entry.about.headline:
+    for row in notes.headline:
         metric = values.get((row.setting, row.row, row.metric))
         if metric is None or record.flag(row.setting):
             raise ArgumentError(f"headline of {entry.name}", row.row, "an unflagged row of the record")

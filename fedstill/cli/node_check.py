@@ -346,7 +346,15 @@ def _student(asking: CheckedRun, spec: DataSpec) -> nn.Module | None:
     """Return the run's student, to compare architectures; None if it cannot be built here."""
     try:
         name = asking.config.student.model
-        return models.build(name, spec.shape, len(spec.classes), 0, vocabulary=spec.vocabulary)
+        return models.build(
+            name,
+            spec.shape,
+            len(spec.classes),
+            0,
+            vocabulary=spec.vocabulary,
+            mean=spec.mean,
+            std=spec.std,
+        )
     except FedstillError:  # a factory of the server's own
         return None
 

@@ -44,7 +44,7 @@ def reproduce(
 
     Args:
         name: a table or figure, or its FILE.toml
-        scale: small (default), for two CPU cores, or paper, as published, for a GPU
+        scale: small (default, for two CPU cores), features (heads on a frozen backbone) or paper (for a GPU)
         seeds: number of seeds
         out: folder of the results (default: runs/reproduce)
         only: run only these methods or settings
@@ -141,7 +141,7 @@ def _list() -> None:
 
     rows = []
     for entry in reproductions():
-        records = _records(entry)
+        records = entry.records()
         recorded = [
             f"{'' if scale == SMALL_SCALE else f'{scale}: '}{record.date}, "
             f"{format_count(len(record.seeds), 'seed')}"
@@ -180,18 +180,13 @@ def _print_json() -> None:
     entries = []
     for entry in reproductions():
         about = {key: getattr(entry.about, key) for key in ("paper", "what", "title", "verdict")}
-        records = _records(entry)
+        records = entry.records()
         kept = {scale: asdict(record) for scale, record in records.items()}
         minutes = round(entry.minutes_per_seed(records.get(SMALL_SCALE)), 1)
         entries.append(
             {"name": entry.name, **about, "minutes": minutes, "data": list(entry.data), "records": kept}
         )
     print_json(entries)
-
-
-def _records(entry: Reproduction) -> dict[str, ReproductionRecord]:
-    """Return the records by scale."""
-    return {scale: record for scale in entry.scales if (record := entry.record(scale)) is not None}
 
 
 def _run_missing_and_read_metrics(

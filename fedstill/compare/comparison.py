@@ -406,8 +406,9 @@ def expand_short_forms(table: Mapping[str, Any], scale: str = SMALL_SCALE) -> Ta
 def at_scale(table: Mapping[str, Any], scale: str = SMALL_SCALE) -> Table:
     """Return a table at one of its scales: ``[scale.NAME]`` overrides the rest of the file.
 
-    A base that extends a preset replaces the base of the file, and so do a method's options. Lists are
-    replaced as a whole. Options of methods that the scale does not list are dropped.
+    A base that extends a preset replaces the base and the ``runs`` of the file. Options of a method that
+    extend a preset replace its options. Lists are replaced as a whole. Options of methods that the scale
+    does not list are dropped, and so are published metrics of settings that it does not list.
 
     Raises:
         UnknownName: the file has no such scale.
@@ -433,6 +434,15 @@ def at_scale(table: Mapping[str, Any], scale: str = SMALL_SCALE) -> Table:
                 _only_methods(setting, above["methods"]) if isinstance(setting, Mapping) else setting
                 for setting in below["settings"]
             ]
+    if "extends" in table_at(above, "base"):
+        below.pop("runs", None)
+    if isinstance(above.get("settings"), list) and isinstance(below.get("published"), Mapping):
+        names = {setting.get("name") for setting in above["settings"] if isinstance(setting, Mapping)}
+        below["published"] = {
+            name: cells
+            for name, cells in below["published"].items()
+            if name in names or not isinstance(cells, Mapping)
+        }
     for key, value in above.items():
         old = below.get(key)
         if not isinstance(old, Mapping) or not isinstance(value, Mapping):
@@ -596,9 +606,11 @@ def read_comparison(
     text = read_text(file)
     raw = parse_toml(text, str(file))
     table = expand_short_forms(raw, scale)
-    if scale == SMALL_SCALE and "reduction" in table_at(raw, "reproduces"):
-        scale_note = f"Reduced scale, so values differ from the paper's: {raw['reproduces']['reduction']}"
-        table.setdefault("note", scale_note)
+    own = raw if scale == SMALL_SCALE else table_at(raw, "scale")[scale]
+    if reduction := table_at(own, "reproduces").get("reduction"):
+        is_small = scale == SMALL_SCALE
+        lead = "Reduced scale, so values differ from the paper's" if is_small else f"Scale {scale}"
+        table.setdefault("note", f"{lead}: {reduction}")
     if seeds is not None:
         table["seeds"] = seeds
     if leakage:

@@ -30,6 +30,7 @@ from fedstill.core.run_writer import lock_folder, make_folder, read_object, writ
 from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import format_seconds
 from fedstill.data.loading import cache_loads, load
+from fedstill.models.model_config import encoder_backbone
 from fedstill.runs import run
 from fedstill.runs.data_digests import digest_examples
 from fedstill.runs.simulation import build_simulation
@@ -205,7 +206,7 @@ def _check_runs(
             status.update(f"checking run {count} of {len(unfinished)}")
             config = comparison.run_config(planned)
             try:
-                build_simulation(config)
+                build_simulation(config, placeholder=True)
             except FedstillError as error:
                 refused[planned.folder] = str(error)
                 continue
@@ -236,7 +237,8 @@ def _user_modules(comparison: Comparison, all_runs: Sequence[ComparisonRun]) -> 
             continue
         choices = (config.method, config.data, config.task, config.split)
         names = {type(part).__module__ for part in choices}
-        names |= {name.rpartition(":")[0] for name in (*config.nodes.models, config.student.model)}
+        networks = (*config.nodes.models, config.student.model)
+        names |= {(encoder_backbone(name) or name).rpartition(":")[0] for name in networks}
         for name in names:
             file = getattr(sys.modules.get(name), "__file__", None)
             if file and name.partition(".")[0] != "fedstill" and name not in modules:

@@ -3,8 +3,10 @@
 ``[reproduces]`` in a file names the table or figure. Most files are comparisons. Others name a ``program``, a
 module next to the file whose function ``reproduce`` returns rows of metrics and draws pictures. ``runs``
 names another such file whose runs are shown in another form. ``[published]`` has the paper's metrics, and
-``[scale.paper]`` the options of the published setting. A record is the result at one scale of a file, with
-date and machine, in the folder ``records`` next to the file.
+``[scale.paper]`` the options of the published setting. ``[scale.features]`` has heads on a frozen pretrained
+backbone, which are not the paper's networks: ``[scale.features.reproduces]`` says so next to its results. A
+record is the result at one scale of a file, with date and machine, in the folder ``records`` next to the
+file.
 """
 
 from __future__ import annotations
@@ -77,25 +79,31 @@ class HeadlineRow(CheckedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproductionTarget(CheckedOptions):
-    """The table or figure that a file reproduces."""
+class ScaleNotes(CheckedOptions):
+    """Remarks on the results at one scale: ``[scale.NAME.reproduces]``, and ``[reproduces]`` for small."""
 
     section: ClassVar[str] = "reproduces"
+
+    reduction: NonEmptyText  # how the scale differs from the published setting
+    verdict: Verdict = ""  # whether the scale's record agrees with the paper; empty without a record
+    why: str = ""  # one paragraph on the verdict
+    headline: tuple[HeadlineRow, ...] = ()  # rows of the record in the summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproductionTarget(ScaleNotes):
+    """The table or figure that a file reproduces, and remarks on the small scale."""
 
     paper: NonEmptyText
     what: NonEmptyText  # for example "Table 6"
     title: NonEmptyText  # its content in a few words
-    reduction: NonEmptyText  # how the small scale differs from the published setting
     minutes: Annotated[float, Gt(0)]  # of one seed at the small scale, on two cores
     program: str = ""  # a module next to the file
     runs: str = ""  # name of another file whose runs are shown
     methods: tuple[str, ...] = ()  # shown methods of these runs; empty: all
     data: tuple[str, ...] = ()  # data sets of a program without runs
-    verdict: Verdict = ""  # whether the small scale's record agrees with the paper; empty without a record
     claim: str = ""  # the paper's result in a few words, if it prints no number for the headline
-    why: str = ""  # one paragraph on the verdict
-    headline: tuple[HeadlineRow, ...] = ()  # rows of the record in the summary
-    cites: tuple[CitedRow, ...] = ()  # rows of other records next to this one's
+    cites: tuple[CitedRow, ...] = ()  # rows of other records next to the small scale's
 
 
 def round_metric(value: float) -> float:
@@ -239,6 +247,13 @@ class Reproduction:
         """Small, and the scales in the file."""
         return (SMALL_SCALE, *self.table.get("scale", {}))
 
+    def notes(self, scale: str) -> ScaleNotes | None:
+        """Return the remarks on a scale, or None if the file has none."""
+        if self._check_scale(scale) == SMALL_SCALE:
+            return self.about
+        own = self.table["scale"][scale].get("reproduces")
+        return None if own is None else read_table(ScaleNotes, own, f"scale.{scale}.reproduces.")
+
     @property
     def is_comparison(self) -> bool:
         """True if the file is a comparison itself."""
@@ -271,6 +286,10 @@ class Reproduction:
     def record(self, scale: str = SMALL_SCALE) -> ReproductionRecord | None:
         """Return the record of a scale, or None."""
         return ReproductionRecord.read(self.record_file(scale))
+
+    def records(self) -> dict[str, ReproductionRecord]:
+        """Return the records by scale."""
+        return {scale: record for scale in self.scales if (record := self.record(scale)) is not None}
 
     def minutes_per_seed(self, record: ReproductionRecord | None) -> float:
         """Return the minutes of a seed of the small scale, by the record or the estimate in the file."""

@@ -24,6 +24,8 @@ DISTIL_ARGUMENTS = {
     "public.name": "public",
     "public.limit": "public",
     "data.name": "data",
+    "nodes.perceptual": "perceptual",
+    "nodes.perceptual_weights": "perceptual_weights",
 }
 DISTIL_FIELDS = {
     "nodes.local": ("local", "local=fedstill.LocalConfig({})"),

@@ -24,6 +24,7 @@ from safetensors.torch import save
 from fedstill.core import private_files, timing
 from fedstill.core.registry import first_line
 from fedstill.models.backbones import Backbone, Features
+from fedstill.models.hugging_face import PADDING
 
 CHUNK = 1024  # examples in a file of the cache
 HASH_SIZE = 16  # bytes of an example's hash
@@ -241,12 +242,25 @@ def _forward(
     backbone: Backbone, inputs: torch.Tensor, batch: int, device: torch.device | str
 ) -> torch.Tensor:
     layout = torch.channels_last if inputs.ndim == 4 else torch.contiguous_format
-    parts = []
+    features = torch.empty(len(inputs), backbone.width)
+    lengths = _text_lengths(inputs) if backbone.takes_shorter_texts else None
+    order = torch.arange(len(inputs)) if lengths is None else lengths.argsort(stable=True)
     with torch.inference_mode():
-        for part in torch.split(inputs, batch):
+        for rows in torch.split(order, batch):
             timing.check_limits()
-            parts.append(backbone(part.to(device).contiguous(memory_format=layout)).cpu())
-    return torch.cat(parts)
+            part = inputs[rows] if lengths is None else inputs[rows, : int(lengths[rows].max())]
+            features[rows] = backbone(part.to(device).contiguous(memory_format=layout)).cpu()
+    return features
+
+
+def _text_lengths(ids: torch.Tensor) -> torch.Tensor:
+    """Return the number of token ids up to the last that is not padding ``(N,)``, at least 1.
+
+    >>> _text_lengths(torch.tensor([[5, 0, 7, 0], [0, 0, 0, 0]]))
+    tensor([3, 1])
+    """
+    positions = torch.arange(1, ids.shape[1] + 1)
+    return (positions * (ids != PADDING)).amax(1).clamp_min(1)
 
 
 def example_hashes(inputs: torch.Tensor) -> list[bytes]:

@@ -20,6 +20,7 @@ from fedstill.data.config import DATA
 from fedstill.data.user_data import default_folders
 from fedstill.models.backbones import Features
 from fedstill.models.hugging_face import PREFIX
+from fedstill.models.model_config import encoder_backbone
 
 FILE = "server.toml"  # in the server's folder
 BACKBONE = "features.backbone"
@@ -151,6 +152,7 @@ def _is_hub(name: str, text: str) -> bool:
 
 
 def _is_code(name: str, text: str) -> bool:
-    if name == BACKBONE:  # timm:NAME is no code of the run
-        return bool(text) and Features(text).is_custom
+    backbone = text if name == BACKBONE else encoder_backbone(text)
+    if name == BACKBONE or backbone:  # timm:NAME is no code of the run
+        return bool(backbone) and Features(backbone).is_custom
     return is_object_path(text) and not _is_hub(name, text)

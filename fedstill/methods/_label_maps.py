@@ -32,7 +32,7 @@ from fedstill.methods import (
 )
 from fedstill.methods._input_generators import GeneratorBatch
 from fedstill.models.gan import LabelMapGenerator
-from fedstill.models.vgg import perceptual_loss
+from fedstill.models.perceptual import perceptual_loss
 from fedstill.protocol import payload_kinds
 from fedstill.protocol.payload_kinds import SOURCES, PayloadKind
 from fedstill.tasks import Task
@@ -61,9 +61,9 @@ class MapGenerator(CheckedOptions):
     (mirrored and rotated by quarter turns).
     """
     perceptual: NonNegativeFloat = 1.0
-    """Weight of the distance in VGG features between an image and the real one of the same map, computed at
-    the node that owns it. It needs conditions = nodes and the features (nodes.perceptual); otherwise it is
-    off.
+    """Weight of the distance in pretrained features between an image and the real one of the same map,
+    computed at the node that owns it. It needs conditions = nodes and the features (nodes.perceptual);
+    otherwise it is off.
     """
     pixel: NonNegativeFloat = 1.0
     """Weight of the mean absolute difference of the same two images. With both weights 0 none are compared.
@@ -89,10 +89,10 @@ class MapGenerator(CheckedOptions):
         return {**maps, **({"source": SOURCES} if self.compares_images(task) else {})}
 
     def notes(self, setting: NodeSetting) -> tuple[str, ...]:
-        """Return a note if the perceptual loss is off because the nodes have no VGG features."""
+        """Return a note if the perceptual loss is off because the nodes have no pretrained features."""
         if not setting.task.condition_channels or self.perceptual == 0 or setting.perceptual is not None:
             return ()
-        why = "nodes have no VGG features: nodes.perceptual names a file of them"
+        why = "nodes have no pretrained features: nodes.perceptual names a backbone, or a file of a VGG"
         return (f"perceptual loss is off ({why})",) if self.conditions == "nodes" else ()
 
     def map_query(self) -> Query:

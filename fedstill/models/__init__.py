@@ -1,15 +1,16 @@
 """Networks, and the registry that builds one from its name.
 
-``image_classifiers``, ``tabular``, ``unet`` and ``text_classifiers`` hold networks for nodes and student;
-``gan`` the generators and critics that methods add. ``extractor_head`` splits a network in two,
-``module_utils`` copies it, sets its mode and flattens its state, ``attention_maps`` computes attention maps,
-``vgg`` features for a perceptual loss. ``norm_layers`` has a group norm that is fast with channels last.
-``hugging_face`` loads models of that library, ``backbones`` frozen networks whose features are the inputs of
-a run; ``principal_components`` reduces these. ``module_check`` checks whether a module can take part, and
-whether DP-SGD can train it.
+``image_classifiers``, ``tabular``, ``unet``, ``pretrained_unet`` and ``text_classifiers`` hold networks for
+nodes and student; ``gan`` the generators and critics that methods add. ``extractor_head`` splits a network in
+two, ``module_utils`` copies it, sets its mode and flattens its state, ``attention_maps`` computes attention
+maps, ``vgg`` features for a perceptual loss. ``norm_layers`` has a group norm that is fast with channels
+last. ``hugging_face`` loads models of that library, ``backbones`` frozen networks whose features are the
+inputs of a run; ``principal_components`` reduces these. ``feature_maps`` are maps of a pretrained network at
+several scales. ``module_check`` checks whether a module can take part, and whether DP-SGD can train it.
 
-For existing models, ``model_config`` holds the options and ``custom_model`` builds the model: ``predictors``
-wraps estimators, ONNX graphs and endpoints, ``interface`` defines inputs, outputs and the order of classes.
+For existing models, ``model_config`` holds the options and ``custom_model`` builds the model:
+``weights_file`` reads weights, ``predictors`` wraps estimators, ONNX graphs and endpoints, ``interface``
+defines inputs, outputs and the order of classes.
 
 This package may import tasks and core only. To add a network, add a class to one of these files and a line in
 ``MODELS``.
@@ -37,6 +38,7 @@ from fedstill.models.image_classifiers import (
     SmallCNN,
     UnitLinear,
 )
+from fedstill.models.model_config import encoder_backbone
 from fedstill.models.module_check import FORWARD_ERRORS, check_module, example_inputs
 from fedstill.models.module_utils import in_mode
 from fedstill.models.tabular import MLP, Linear, ResidualMLP
@@ -103,7 +105,14 @@ TABULAR_MODELS = (
 
 
 def build(
-    spec: str, shape: tuple[int, ...], classes: int, seed: int, *names: str | int, vocabulary: int = 0
+    spec: str,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    *names: str | int,
+    vocabulary: int = 0,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
 ) -> nn.Module:
     """Return a network by name. Its initial weights follow from the seed and the names.
 
@@ -114,6 +123,7 @@ def build(
         seed: seed of the initial weights.
         names: names of the random stream, in addition to the seed.
         vocabulary: number of token ids, for texts.
+        mean, std: normalization of images.
 
     Raises:
         ArgumentError: the name is unknown or does not fit the inputs.
@@ -123,14 +133,21 @@ def build(
     >>> build("mlp:8", (1, 8, 8), 10, 0)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
-    model = build_unchecked(spec, shape, classes, seed, *names, vocabulary=vocabulary)
+    model = build_unchecked(spec, shape, classes, seed, *names, vocabulary=vocabulary, mean=mean, std=std)
     if not isinstance(model, nn.Module):
         raise ModelError(f"model {spec!r} returns a {type(model).__name__} (expected a torch.nn.Module)")
     return model
 
 
 def build_unchecked(
-    spec: str, shape: tuple[int, ...], classes: int, seed: int, *names: str | int, vocabulary: int = 0
+    spec: str,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    *names: str | int,
+    vocabulary: int = 0,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
 ) -> object:
     """Return a model by name: a network, or the return value of a custom factory.
 
@@ -139,12 +156,14 @@ def build_unchecked(
             or ``"package.module:factory"`` for a custom one. ``factory(shape, classes)`` receives
             ``vocabulary`` as third argument for texts, and ``width=16`` if the name has a width. For texts
             ``"transformer"`` or ``"bag"``. For texts and images also ``"hf:folder"``
-            (:mod:`fedstill.models.hugging_face`).
+            (:mod:`fedstill.models.hugging_face`). For images also ``"unet:BACKBONE"`` and
+            ``"residual-unet:BACKBONE"`` (:mod:`fedstill.models.pretrained_unet`), without pretrained weights.
         shape: ``(channels, H, W)`` of an image, ``(L,)`` of a text, or ``(F,)`` of a row of a table.
         classes: number of logits per input or pixel, or of channels if outputs are images.
         seed: seed of the initial weights.
         names: names of the random stream, in addition to the seed.
         vocabulary: number of token ids if inputs are texts, else 0.
+        mean, std: normalization of images, which a pretrained encoder has to know; default: 0.5 and 0.5.
 
     Raises:
         ArgumentError: the name is unknown or does not fit the inputs, or the factory cannot be imported.
@@ -156,6 +175,9 @@ def build_unchecked(
 
         with seeded(seed, *names):
             return load_classifier(folder, shape, classes, vocabulary)
+    if (backbone := encoder_backbone(spec)) and len(shape) == 3:
+        with seeded(seed, *names):
+            return _pretrained_unet(spec, backbone, shape, classes, mean, std)
     form = (shape, classes, vocabulary) if vocabulary else (shape, classes)
     name, width = _parse_model_name(spec, "texts" if vocabulary else "images" if len(shape) > 1 else "rows")
     factory = MODELS[name]
@@ -178,8 +200,32 @@ def check_name(spec: str) -> None:
         ArgumentError: the name or its width is invalid, or the factory cannot be imported.
     """
     name, _, folder = spec.partition(":")
-    if not (name == "hf" and folder):
+    if backbone := encoder_backbone(spec):
+        from fedstill.models.feature_maps import check_backbone
+
+        try:
+            check_backbone(backbone)
+        except ArgumentError as error:
+            raise ArgumentError("model", spec, f"{name}:BACKBONE, {error.expected}") from error
+    elif not (name == "hf" and folder):
         MODELS[_parse_model_name(spec)[0]]
+
+
+def _pretrained_unet(
+    spec: str,
+    backbone: str,
+    shape: tuple[int, ...],
+    classes: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> nn.Module:
+    from fedstill.models.pretrained_unet import PretrainedUNet  # imports this package
+
+    name = spec.partition(":")[0]
+    try:
+        return PretrainedUNet(backbone, shape, classes, mean, std, residual=name == "residual-unet")
+    except ArgumentError as error:
+        raise ArgumentError("model", spec, f"{name}:BACKBONE, {error.expected}") from error
 
 
 def _parse_model_name(spec: str, form: Form | None = None) -> tuple[str, dict[str, int]]:

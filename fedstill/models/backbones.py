@@ -32,10 +32,10 @@ from fedstill.core.options import CheckedOptions, NonNegativeInt, PositiveInt
 from fedstill.core.registry import USER_CODE_ERRORS, Registry, first_line, is_object_path
 from fedstill.core.seeds import seeded
 from fedstill.core.text_format import format_shape
-from fedstill.models.custom_model import read_weights
 from fedstill.models.hugging_face import LOAD_ERRORS, PADDING, PREFIX, import_transformers, swap_padding
 from fedstill.models.image_classifiers import RandomConv, Scattering, UnitNorm
 from fedstill.models.principal_components import LEAST_DEVIATION, MIN_FEATURE_STD
+from fedstill.models.weights_file import read_weights
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NETWORK_NAME = re.compile(r"[A-Za-z0-9_.]+")  # in timm and torchvision; others may name a hub
@@ -74,7 +74,7 @@ class Features(CheckedOptions):
 
     layer: str = ""
     """Name of the submodule whose output are the features, as in named_modules(). Empty: the last features.
-    Maps and sequences are averaged to one vector."""
+    Maps and sequences are averaged to one vector, those of a text over its tokens."""
 
     mean: tuple[float, ...] = ()
     """Mean of the pixels that the backbone expects, per channel, of pixels from 0 to 1. Empty: its own, or
@@ -214,8 +214,37 @@ class PixelConversion(nn.Module):
         return (pixels - self.mean) / self.std
 
 
+class SentenceEncoder(nn.Module):
+    """Encoder of the Hugging Face library that maps token ids ``(B, L)``, padded with 0, to features.
+
+    The features are the mean of the last hidden states over the tokens, as sentence encoders have it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.padding = model, int(getattr(model.config, "pad_token_id", None) or PADDING)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return features ``(B, F)``."""
+        states: torch.Tensor = self.model(
+            input_ids=swap_padding(ids, self.padding),
+            attention_mask=self._attended(ids).long(),
+            return_dict=True,
+        ).last_hidden_state
+        return self.average(states, ids)
+
+    def average(self, states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Return the mean ``(B, F)`` of hidden states ``(B, L, F)`` over the tokens, without padding."""
+        weights = self._attended(ids).to(states.dtype).unsqueeze(2)
+        return (states * weights).sum(1) / weights.sum(1)
+
+    def _attended(self, ids: torch.Tensor) -> torch.Tensor:
+        # Always attend to the first token: a softmax over no token is undefined.
+        return (ids != PADDING).index_fill(1, torch.zeros(1, dtype=torch.int64, device=ids.device), True)
+
+
 class LayerOutput(nn.Module):
-    """Output of a submodule of a network."""
+    """Output of a submodule of a network; of a text, the mean of a sequence over its tokens."""
 
     def __init__(self, network: nn.Module, layer: str) -> None:
         super().__init__()
@@ -233,27 +262,9 @@ class LayerOutput(nn.Module):
         """Return the submodule's output for an input of the network."""
         self.network(x)
         output, self._output = self._output, torch.zeros(0)
+        if isinstance(self.network, SentenceEncoder) and output.ndim == 3:
+            return self.network.average(output, x)
         return output
-
-
-class SentenceEncoder(nn.Module):
-    """Encoder of the Hugging Face library that maps token ids ``(B, L)``, padded with 0, to features.
-
-    The features are the mean of the last hidden states over the tokens, as sentence encoders have it.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.padding = model, int(getattr(model.config, "pad_token_id", None) or PADDING)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return features ``(B, F)``."""
-        attended = (ids != PADDING).index_fill(1, torch.zeros(1, dtype=torch.int64, device=ids.device), True)
-        states: torch.Tensor = self.model(
-            input_ids=swap_padding(ids, self.padding), attention_mask=attended.long(), return_dict=True
-        ).last_hidden_state
-        weights = attended.to(states.dtype).unsqueeze(2)
-        return (states * weights).sum(1) / weights.sum(1)
 
 
 class ImageEncoder(nn.Module):
@@ -336,6 +347,12 @@ class Backbone(nn.Module):
             _to_channels_last(network)  # half the time on a CPU
         self.requires_grad_(False).eval()
         self.width = self._measured_width()
+
+    @property
+    def takes_shorter_texts(self) -> bool:
+        """True if token ids may be fewer than those of the run, so that padding need not be computed."""
+        encoder = self.network.network if isinstance(self.network, LayerOutput) else self.network
+        return isinstance(encoder, SentenceEncoder)
 
     def train(self, mode: bool = True) -> Backbone:
         """Stay in evaluation mode, in which batch normalization has fixed statistics."""
@@ -585,28 +602,62 @@ def _network(options: Features, raw: RawInputs) -> tuple[nn.Module, nn.Module, s
         return graph, _conversion(options, raw), source
     if kind in ("random-conv", "scattering"):
         return _fixed_filters(kind, name, raw), nn.Identity(), spec
-    if kind in ("timm", "torchvision") and name:
+    if kind in ("timm", "torchvision") and name and not options.weights and NETWORK_NAME.fullmatch(name):
+        raise ArgumentError("features.weights", "", f"a local file of weights for {spec}")
+    if kind == "hf" and name:
+        return _load_hugging_face(name, options, raw)
+    if is_trainable_kind(spec):
+        network, channels, mean, std = load_untrained(spec, raw)
+        return (
+            network,
+            nn.Identity() if raw.vocabulary else _conversion(options, raw, channels, mean, std),
+            spec,
+        )
+    raise ArgumentError("features.backbone", spec, EXPECTED)
+
+
+def is_trainable_kind(spec: str) -> bool:
+    """Return whether a backbone is a torch module that can be trained: of timm, torchvision or a factory.
+
+    >>> is_trainable_kind("timm:resnet18"), is_trainable_kind("lite0.onnx"), is_trainable_kind("hf:folder")
+    (True, False, False)
+    """
+    kind, _, name = spec.partition(":")
+    is_custom = kind not in BACKBONE_KINDS and is_object_path(spec)
+    return bool(name) and (kind in ("timm", "torchvision") or is_custom)
+
+
+def load_untrained(spec: str, raw: RawInputs) -> tuple[nn.Module, int, tuple[float, ...], tuple[float, ...]]:
+    """Return a network of timm, of torchvision or of a custom factory, with initial weights.
+
+    Args:
+        spec: see :func:`is_trainable_kind`.
+        raw: the inputs as the data of the run are.
+
+    Returns:
+        The network, its channels, and the mean and standard deviation of the pixels that it expects. For a
+        custom factory these are unknown: 0 and empty.
+
+    Raises:
+        ArgumentError: the name may be one of a hub, or there is no such network.
+        ModelError: the network cannot be built.
+    """
+    kind, _, name = spec.partition(":")
+    if kind in ("timm", "torchvision"):
         _require_images(spec, raw)
         if not NETWORK_NAME.fullmatch(name):
             raise ArgumentError("features.backbone", spec, f"{kind}:NAME of letters, digits, _ and .")
-        if not options.weights:
-            raise ArgumentError("features.weights", "", f"a local file of weights for {spec}")
-        network, channels, mean, std = _load_timm(name) if kind == "timm" else _load_torchvision(name)
-        return network, _conversion(options, raw, channels, mean, std), spec
-    if kind == "hf" and name:
-        return _load_hugging_face(name, options, raw)
-    if is_object_path(spec):
-        try:
-            network = BACKBONES[spec](raw.shape)
-        except USER_CODE_ERRORS as error:
-            if isinstance(error, FedstillError):
-                raise
-            raise ModelError(f"backbone {spec!r} cannot be built: {first_line(error)}") from error
-        if not isinstance(network, nn.Module):
-            found = type(network).__name__
-            raise ModelError(f"backbone {spec!r} returns a {found} (expected a torch.nn.Module)")
-        return network, nn.Identity() if raw.vocabulary else _conversion(options, raw), spec
-    raise ArgumentError("features.backbone", spec, EXPECTED)
+        return _load_timm(name) if kind == "timm" else _load_torchvision(name)
+    try:
+        network = BACKBONES[spec](raw.shape)
+    except USER_CODE_ERRORS as error:
+        if isinstance(error, FedstillError):
+            raise
+        raise ModelError(f"backbone {spec!r} cannot be built: {first_line(error)}") from error
+    if not isinstance(network, nn.Module):
+        found = type(network).__name__
+        raise ModelError(f"backbone {spec!r} returns a {found} (expected a torch.nn.Module)")
+    return network, 0, (), ()
 
 
 def _require_images(spec: str, raw: RawInputs) -> None:
@@ -752,15 +803,31 @@ def _load_weights(network: nn.Module, options: Features) -> None:
     fixed = options.backbone.startswith(("random-conv", "scattering"))
     if fixed or isinstance(network, OnnxEncoder):
         raise ArgumentError("features.weights", options.weights, f"none with {options.backbone}")
+    load_network_weights(network, file, options.backbone, "features.weights")
+
+
+def load_network_weights(network: nn.Module, file: Path, backbone: str, option: str) -> None:
+    """Load a safetensors file into a network. The file may also hold other tensors, as of a head.
+
+    Args:
+        network: the network.
+        file: the file.
+        backbone: name of the network, for errors.
+        option: option that names the file, for errors.
+
+    Raises:
+        ArgumentError: there is no such file.
+        ModelError: the file is not a safetensors file, or does not fit.
+    """
     if not file.is_file():
-        raise ArgumentError("features.weights", options.weights, "an existing file")
-    loaded = read_weights(file, "features.weights")
+        raise ArgumentError(option, str(file), "an existing file")
+    loaded = read_weights(file, option)
     own = network.state_dict()
     missing = [name for name in own if name not in loaded or loaded[name].shape != own[name].shape]
     if missing:
         problem = f"{missing[0]!r} and {len(missing) - 1} others" if missing[1:] else repr(missing[0])
-        raise ModelError(f"{file}: lacks {problem} of {options.backbone}, or has other shapes")
-    network.load_state_dict({name: loaded[name] for name in own})  # it may also hold a classifier's head
+        raise ModelError(f"{file}: lacks {problem} of {backbone}, or has other shapes")
+    network.load_state_dict({name: loaded[name] for name in own})
 
 
 def _native_precision(device: str) -> Literal["float32", "bfloat16"]:

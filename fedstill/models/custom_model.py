@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from fedstill import models
@@ -28,9 +26,12 @@ from fedstill.models.model_config import (
     PICKLE_SUFFIXES,
     CustomModel,
     ModelConfig,
+    encoder_backbone,
     resolve_path,
 )
 from fedstill.models.predictors import URL_SCHEMES, Endpoint, Predictor
+from fedstill.models.pretrained_unet import PretrainedUNet
+from fedstill.models.weights_file import read_weights
 
 LOADERS = {".onnx": predictors.load_onnx, ".skops": predictors.load_skops}
 
@@ -56,12 +57,12 @@ def build_model(
     Raises:
         FedstillError: the model cannot be built or does not fit, or its weights belong to another model.
     """
-    source = config.source if isinstance(config, CustomModel) else None
+    given = source = config.source if isinstance(config, CustomModel) else None
     if source is None:
         source = _load_source(config, interface, folder, option, seed, names)
-        option = f"{option} {config.name!r}"
+    described = f"{option} {config.name!r}" if given is None else option
     if isinstance(source, type):
-        models.check_module(source, interface.shape, interface.output_shape, option, interface.task.form)
+        models.check_module(source, interface.shape, interface.output_shape, described, interface.task.form)
     if isinstance(source, nn.Module):
         source = wrap_hugging_face(source)
         for field, values in {"input_format": ("inputs",), "output_format": ("auto", "logits")}.items():
@@ -69,8 +70,7 @@ def build_model(
             if value not in values:
                 expected = f"{' or '.join(values)} for a torch.nn.Module"
                 raise ArgumentError(f"model.{field}", value, expected)
-        if config.weights:
-            _load_weights(source, resolve_path(config.weights, folder, "model.weights"))
+        _load_pretrained(source, config, folder, option)
         model: nn.Module = source
         own_classes = config.classes or _own_class_names(source, interface)
         if own_classes and interface.task.kind == "class":
@@ -83,11 +83,44 @@ def build_model(
             )
         model = Predictor(source, interface, config)
         if config.name.endswith(MODEL_SUFFIXES):
-            model.file = fingerprint(_model_file(config.name, folder, option).read_bytes())
+            model.file = fingerprint(_model_file(config.name, folder, described).read_bytes())
     if not config.train:
         model.requires_grad_(False)
-    models.check_module(model, interface.shape, interface.output_shape, option, interface.task.form)
+    models.check_module(model, interface.shape, interface.output_shape, described, interface.task.form)
     return model
+
+
+def _load_pretrained(source: nn.Module, config: ModelConfig, folder: Path, option: str) -> None:
+    """Load the weights of a network, or those of its pretrained encoder."""
+    weights, encoder_weights = config.weights, config.encoder_weights
+    if weights and encoder_weights:
+        raise ArgumentError(
+            "model.encoder_weights", encoder_weights, "none with model.weights, which has these"
+        )
+    if weights:
+        _load_weights(source, resolve_path(weights, folder, "model.weights"))
+    elif isinstance(source, PretrainedUNet) or encoder_weights:
+        name = f"{option.rpartition('.')[0] or option}.encoder_weights"
+        path = resolve_path(encoder_weights, folder, name) if encoder_weights else ""
+        load_encoder(source, path, name)
+
+
+def load_encoder(network: nn.Module, weights: str | Path, option: str) -> None:
+    """Load the pretrained weights of a network's encoder, and refuse weights that no encoder takes.
+
+    Args:
+        network: the network.
+        weights: a .safetensors file; empty: none.
+        option: option that names it, for errors.
+
+    Raises:
+        ArgumentError: an encoder of timm or torchvision has no weights, or the network has no encoder.
+        ModelError: the weights do not fit.
+    """
+    if isinstance(network, PretrainedUNet):
+        network.load_encoder(weights, option)
+    elif weights:
+        raise ArgumentError(option, str(weights), "none, as the model has no pretrained encoder")
 
 
 def _own_class_names(source: nn.Module, interface: Interface) -> list[str]:
@@ -111,7 +144,7 @@ def check_name(name: str, folder: Path, option: str) -> None:
     """
     if name.startswith(URL_SCHEMES):
         Endpoint(name)
-    elif name.endswith((*MODEL_SUFFIXES, *PICKLE_SUFFIXES)):
+    elif name.endswith((*MODEL_SUFFIXES, *PICKLE_SUFFIXES)) and not encoder_backbone(name):
         _model_file(name, folder, option)
     else:
         try:
@@ -133,13 +166,20 @@ def _load_source(
     name = config.name
     if name.startswith(URL_SCHEMES):
         return Endpoint(name)
-    if name.endswith((*MODEL_SUFFIXES, *PICKLE_SUFFIXES)):
+    if name.endswith((*MODEL_SUFFIXES, *PICKLE_SUFFIXES)) and not encoder_backbone(name):
         path = _model_file(name, folder, option)
         return LOADERS[path.suffix](path)
     classes = len(config.classes) or len(interface.classes)
     with name_option_in_errors(option, name, interface.shape), searching_in(folder):
         return models.build_unchecked(
-            name, interface.shape, classes, seed, *names, vocabulary=interface.vocabulary
+            name,
+            interface.shape,
+            classes,
+            seed,
+            *names,
+            vocabulary=interface.vocabulary,
+            mean=tuple(interface.mean),
+            std=tuple(interface.std),
         )
 
 
@@ -190,16 +230,6 @@ def _load_weights(model: nn.Module, path: Path) -> None:
         more = f", and {len(faults) - 1} more such tensors" if len(faults) > 1 else ""
         raise ModelError(f"model.weights {path.name!r} do not fit the model: {faults[0]}{more}")
     model.load_state_dict(weights)
-
-
-def read_weights(path: Path, option: str = "model.weights") -> dict[str, torch.Tensor]:
-    """Return the tensors of a safetensors file, which an option names."""
-    if not path.is_file():
-        raise ModelError(f"file not found: {path} ({option})")
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(f"{option} {path.name!r} is not a safetensors file: {first_line(error)}") from error
 
 
 def _describe_tensor(tensor: torch.Tensor) -> str:

@@ -15,6 +15,18 @@ from fedstill.core.registry import first_line
 
 MODEL_SUFFIXES = (".skops", ".onnx")  # files of models that are not torch modules
 PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".pt", ".pth")
+ENCODER_MODELS = ("unet", "residual-unet")  # networks that may have a pretrained encoder
+
+
+def encoder_backbone(name: str) -> str:
+    """Return the backbone in the name of a U-Net with a pretrained encoder; empty for other models.
+
+    >>> encoder_backbone("unet:timm:resnet18"), encoder_backbone("unet:16"), encoder_backbone("my.nets:unet")
+    ('timm:resnet18', '', '')
+    """
+    model, _, backbone = name.partition(":")
+    is_backbone = ":" in backbone or backbone.endswith(MODEL_SUFFIXES)
+    return backbone if model in ENCODER_MODELS and is_backbone else ""
 
 
 @dataclass(frozen=True)
@@ -29,14 +41,20 @@ class ModelConfig(CheckedOptions):
     section: ClassVar[str] = "model"
 
     name: Annotated[str, MinLen(1), "the name of a model, or package.module:factory"] = "small-cnn"
-    """A built-in network (see `fedstill list`; small-cnn:16 has width 16); hf:folder, a Hugging Face model; a
-    .skops or .onnx file, relative to this file; http://127.0.0.1:8080/predict, an endpoint; or
-    package.module:factory, a custom factory. The factory receives the shape of an input and the number of
-    classes and returns a torch module, an estimator, an ONNX session or a function."""
+    """A built-in network (see `fedstill list`; small-cnn:16 has width 16); unet:BACKBONE or
+    residual-unet:BACKBONE, a U-Net with a pretrained encoder (timm:NAME, torchvision:NAME or
+    package.module:factory); hf:folder, a Hugging Face model; a .skops or .onnx file, relative to this file;
+    http://127.0.0.1:8080/predict, an endpoint; or package.module:factory, a custom factory. The factory
+    receives the shape of an input and the number of classes and returns a torch module, an estimator, an ONNX
+    session or a function."""
 
     weights: str = ""
     """A .safetensors file with the model's initial weights, relative to this file. If empty, the weights are
     random."""
+
+    encoder_weights: str = ""
+    """A .safetensors file with the pretrained weights of a U-Net's encoder, relative to this file. Needed for
+    timm and torchvision unless weights has those of the whole network."""
 
     train: bool = True
     """Train the model on the data; false: use it unchanged."""
@@ -65,8 +83,8 @@ class CustomModel(ModelConfig):
         source: a torch module, a scikit-learn estimator, an ONNX session or a function of an array. None: the
             model with the given ``name``.
 
-    The other arguments are the options of a model in a file: ``weights``, ``train``, ``input_format``,
-    ``output_format`` and ``classes``.
+    The other arguments are the options of a model in a file: ``weights``, ``encoder_weights``, ``train``,
+    ``input_format``, ``output_format`` and ``classes``.
 
     Example:
         >>> from sklearn.ensemble import RandomForestClassifier
@@ -120,9 +138,10 @@ def resolve_path(path: str, folder: Path, option: str) -> Path:
 
 
 def _with_absolute_paths(config: ModelConfig, folder: Path, option: str) -> ModelConfig:
-    name, weights = config.name, config.weights
-    if name.endswith(MODEL_SUFFIXES):
+    name, files = config.name, dict[str, Any](weights=config.weights, encoder_weights=config.encoder_weights)
+    if name.endswith(MODEL_SUFFIXES) and not encoder_backbone(name):
         name = str(resolve_path(name, folder, option).resolve())
-    if weights:
-        weights = str(resolve_path(weights, folder, f"{option}: weights").resolve())
-    return replace(config, name=name, weights=weights)
+    for key, path in files.items():
+        if path:
+            files[key] = str(resolve_path(path, folder, f"{option}: {key}").resolve())
+    return replace(config, name=name, **files)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -68,19 +68,31 @@ class UNetEncoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Expanding path: at each level a 2x2 transposed convolution, concatenation with the encoder's level, a
-    block.
+    """Expanding path: at each level a transposed convolution, concatenation with the encoder's level, block.
+
+    Args:
+        channels: channels of the encoder's levels, from fine to coarse.
+        widths: channels of this path's levels, from fine to coarse, without the coarsest.
+        factors: factor by which each of the encoder's levels is smaller than the image.
+        norm: normalization of the blocks.
     """
 
-    def __init__(self, width: int, depth: int, norm: Norm) -> None:
+    def __init__(
+        self, channels: Sequence[int], widths: Sequence[int], factors: Sequence[int], norm: Norm
+    ) -> None:
         super().__init__()
-        widths = [width * 2**level for level in range(depth, -1, -1)]  # coarsest first
-        pairs = list(pairwise(widths))
-        self.ups = nn.ModuleList(nn.ConvTranspose2d(low, high, 2, 2) for low, high in pairs)
-        self.blocks = nn.ModuleList(conv_block(2 * high, high, norm) for _, high in pairs)
+        pairs = list(pairwise([channels[-1], *reversed(widths)]))  # coarsest first
+        ratios = [coarse // fine for fine, coarse in pairwise(factors)][::-1]
+        self.ups = nn.ModuleList(
+            nn.ConvTranspose2d(*pair, ratio, ratio) for pair, ratio in zip(pairs, ratios, strict=True)
+        )
+        skips = reversed(channels[:-1])
+        self.blocks = nn.ModuleList(
+            conv_block(skip + width, width, norm) for skip, (_, width) in zip(skips, pairs, strict=True)
+        )
 
     def forward(self, levels: list[torch.Tensor]) -> torch.Tensor:
-        """Map the encoder's levels, from fine to coarse, to ``(B, w, H, W)``."""
+        """Map the encoder's levels, from fine to coarse, to ``(B, widths[0], H, W)``."""
         x = levels[-1]
         for up, body, skip in zip(self.ups, self.blocks, reversed(levels[:-1]), strict=True):
             x = body(torch.cat([skip, up(x)], 1))
@@ -93,7 +105,8 @@ class Body(nn.Module):
     def __init__(self, channels: int, width: int, depth: int, norm: Norm) -> None:
         super().__init__()
         self.encoder = UNetEncoder(channels, width, depth, norm)
-        self.decoder = Decoder(width, depth, norm)
+        widths, factors = ([first * 2**level for level in range(depth + 1)] for first in (width, 1))
+        self.decoder = Decoder(widths, widths[:-1], factors, norm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the features of each pixel."""
@@ -155,12 +168,22 @@ class ResidualUNet(UNet):
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 16) -> None:
         super().__init__(shape, classes, width)
         channels, height, image_width = shape
-        if classes != channels:
-            expected = f"{channels}, as many as its input has"
-            raise ModelError(f"a residual U-Net of {classes} output channels (expected {expected})")
         self.extractor = ResidualBody(channels, width, unet_depth(height, image_width), self.norm)
-        self.head = nn.Conv2d(width + channels, classes, 1)
-        with torch.no_grad():
-            self.head.weight.zero_()
-            self.head.weight[:, width:, 0, 0].copy_(torch.eye(channels))
-            nn.init.zeros_(self.head.bias)  # type: ignore[arg-type]
+        self.head = identity_head(width, channels, classes)
+
+
+def identity_head(width: int, channels: int, classes: int) -> nn.Conv2d:
+    """Return the last layer of a residual U-Net, of features ``(B, width + channels, H, W)``.
+
+    Raises:
+        ModelError: the number of output channels differs from that of the input.
+    """
+    if classes != channels:
+        expected = f"{channels}, as many as its input has"
+        raise ModelError(f"a residual U-Net of {classes} output channels (expected {expected})")
+    head = nn.Conv2d(width + channels, classes, 1)
+    with torch.no_grad():
+        head.weight.zero_()
+        head.weight[:, width:, 0, 0].copy_(torch.eye(channels))
+        nn.init.zeros_(head.bias)  # type: ignore[arg-type]
+    return head

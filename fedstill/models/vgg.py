@@ -1,15 +1,14 @@
 """VGG features for the perceptual loss, from a weights file that the user provides.
 
-Johnson, Alahi, Fei-Fei: "Perceptual Losses for Real-Time Style Transfer and Super-Resolution", ECCV 2016, on
-VGG-16 or VGG-19 (Simonyan and Zisserman 2015). The library neither ships nor downloads weights. The file is a
-safetensors file with torchvision's names, ``features.N.weight`` and ``features.N.bias``. Other tensors, such
-as the classifier's, are ignored.
+The network is VGG-16 or VGG-19 (Simonyan and Zisserman 2015). The library neither ships nor downloads
+weights. The file is a safetensors file with torchvision's names, ``features.N.weight`` and
+``features.N.bias``. Other tensors, such as the classifier's, are ignored.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -111,18 +110,6 @@ def load_vgg(path: str | Path, mean: Sequence[float] = (0.0,), std: Sequence[flo
         ) from error
     form, convolutions = _vgg_name_and_convolutions(tensors, str(path))
     return VGGFeatures(convolutions, OUTPUT_INDICES[form], mean, std)
-
-
-def perceptual_loss(
-    features: Callable[[torch.Tensor], Sequence[torch.Tensor]], x: torch.Tensor, y: torch.Tensor
-) -> torch.Tensor:
-    """Return the perceptual loss of each pair of images ``(B, channels, H, W)``: ``(B,)``, with gradients to
-    both.
-
-    Johnson et al., Eq. 2: the mean squared difference of an activation, here averaged over activations.
-    """
-    pairs = zip(features(x), features(y), strict=True)
-    return torch.stack([(first - second).square().flatten(1).mean(1) for first, second in pairs]).mean(0)
 
 
 def _vgg_name_and_convolutions(

@@ -12,13 +12,17 @@ from fedstill import models
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import Form
 from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.registry import searching_in
 from fedstill.core.seeds import torch_generator
 from fedstill.data.data_spec import DataSpec
-from fedstill.models import custom_model
+from fedstill.models import custom_model, perceptual
+from fedstill.models.backbones import RawInputs
 from fedstill.models.extractor_head import count_features, split_model
 from fedstill.models.inference import predict
+from fedstill.models.model_config import encoder_backbone
 from fedstill.models.module_check import needs_two_examples
 from fedstill.models.module_utils import deep_copy
+from fedstill.models.weights_file import read_weights
 from fedstill.node import limits
 from fedstill.node.node_file import NodeFile
 from fedstill.protocol.local_config import LocalConfig
@@ -97,14 +101,15 @@ def make_model(file: NodeFile, folder: Path, spec: DataSpec, limit: int = 0) -> 
         file: the node's configuration.
         folder: base of relative paths.
         spec: shape and classes of the run.
-        limit: bytes that it may take; 0 is no limit. Custom models are not estimated.
+        limit: bytes that it may take; 0 is no limit. Custom models and backbones are not estimated.
 
     Raises:
         MemoryLimitExceeded: it would take more.
         FedstillError: it cannot be created, does not fit the spec, or its weights belong to another model.
     """
     name, interface = file.model.name, spec.interface()
-    if name.partition(":")[0] in models.MODELS.builtin:  # custom models cannot be estimated
+    # Custom models and backbones cannot be estimated.
+    if name.partition(":")[0] in models.MODELS.builtin and not encoder_backbone(name):
         _check_memory(name, file, spec, limit)
     return custom_model.build_model(
         file.model, interface, folder, file.seed, "model", file.name, option=MODEL_OPTION
@@ -122,11 +127,19 @@ def _check_memory(name: str, file: NodeFile, spec: DataSpec, limit: int) -> None
 
 
 def load_perceptual(file: NodeFile, folder: Path, spec: DataSpec) -> nn.Module | None:
-    """Return the node's VGG features for images normalized by the spec, or None."""
-    from fedstill.models.vgg import load_vgg
+    """Return the node's network of the perceptual loss for images normalized by the spec, or None.
 
-    path = file.model.perceptual
-    return load_vgg(folder / Path(path).expanduser(), spec.mean, spec.std) if path else None
+    Raises:
+        ArgumentError: it is no file of a VGG and no backbone, or its weights are missing.
+        FedstillError: its weights do not fit.
+    """
+    name, weights = file.model.perceptual, file.model.perceptual_weights
+    if name and not perceptual.is_backbone(name):
+        name = str(folder / Path(name).expanduser())
+    weights = str(folder / Path(weights).expanduser()) if weights else ""
+    raw = RawInputs((len(spec.mean), *spec.shape[1:]), spec.mean, spec.std)
+    with searching_in(folder):
+        return perceptual.load_perceptual(name, weights, raw, "model.perceptual")
 
 
 def check_name_and_weights(file: NodeFile, folder: Path) -> None:
@@ -135,8 +148,9 @@ def check_name_and_weights(file: NodeFile, folder: Path) -> None:
     No model is created, since networks for texts need length and vocabulary.
     """
     custom_model.check_name(file.model.name, folder, MODEL_OPTION)
-    if file.model.weights:
-        custom_model.read_weights(folder / Path(file.model.weights).expanduser())
+    for path in (file.model.weights, file.model.encoder_weights):
+        if path:
+            read_weights(folder / Path(path).expanduser())
 
 
 def unfit_reason(model: nn.Module, needs: Needs, spec: DataSpec, compute: Compute) -> str | None:

@@ -23,9 +23,12 @@ class NodeModelConfig(ModelConfig):
     """The node's model, and the network that compares its images with generated ones."""
 
     perceptual: str = ""
-    """A .safetensors file with VGG-16 or VGG-19 weights, named as in torchvision. The path counts from the
-    folder of this file. Methods with a perceptual loss use its features; if empty, they have no such
-    loss."""
+    """A backbone (timm:NAME, torchvision:NAME or package.module:factory), or a .safetensors file with VGG-16
+    or VGG-19 weights, named as in torchvision. Methods with a perceptual loss use its features; if empty,
+    they have no such loss. Paths count from the folder of this file."""
+
+    perceptual_weights: str = ""
+    """A .safetensors file with the weights of the backbone in perceptual."""
 
 
 NAME_RULE = "1 to 64 letters, digits, '-' and '_'"
@@ -35,7 +38,9 @@ PATH_OPTIONS = (
     "features.weights",
     "features.cache",
     "model.weights",
+    "model.encoder_weights",
     "model.perceptual",
+    "model.perceptual_weights",
     "privacy.audit_log",
 )
 

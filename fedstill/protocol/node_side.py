@@ -33,7 +33,7 @@ class NodeSetting:
         compute: device and precision.
         public: public data, or None.
         schema: the columns of a table; empty if unknown, or for other inputs.
-        perceptual: frozen VGG features for perceptual losses; None: the node has none.
+        perceptual: frozen pretrained features for perceptual losses; None: the node has none.
         secure_aggregation: the server sees sums of the nodes' responses only.
     """
 

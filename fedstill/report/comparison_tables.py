@@ -457,10 +457,11 @@ def reproduction_markdown(
         hides_flagged: show no numbers of settings whose results say nothing about the paper.
     """
     published, about = entry.published(record.scale), entry.about
-    is_small = record.scale == SMALL_SCALE
-    lines = [f"**{about.paper}, {about.what}**: {about.title}.", ""]
-    if is_small:
-        lines += [f"{about.reduction.strip()}", ""]
+    is_small, notes = record.scale == SMALL_SCALE, entry.notes(record.scale)
+    scale = "" if is_small else f", scale {record.scale}"
+    lines = [f"**{about.paper}, {about.what}{scale}**: {about.title}.", ""]
+    if notes is not None:
+        lines += [f"{notes.reduction.strip()}", ""]
     forms, cited = entry.forms(record.scale), entry.cited_rows() if is_small else []
     for setting in dict.fromkeys(row.setting for row in record.rows):
         flag = record.flag(setting)

@@ -29,7 +29,7 @@ from fedstill.data.table_data import check_features
 from fedstill.models import custom_model
 from fedstill.models.backbones import RawInputs
 from fedstill.models.interface import Interface
-from fedstill.models.model_config import ModelConfig, read_model_config
+from fedstill.models.model_config import ModelConfig, encoder_backbone, read_model_config
 from fedstill.models.module_check import needs_two_examples
 from fedstill.models.predictors import URL_SCHEMES, Endpoint
 from fedstill.node.policy import PolicyConfig
@@ -356,18 +356,21 @@ class LoadedData:
     feature_space: FeatureSpace | None = None
 
 
-def prepare_data(spec: RunSpec, data: DataSet, *, progress: bool = False) -> LoadedData:
+def prepare_data(
+    spec: RunSpec, data: DataSet, *, progress: bool = False, placeholder: bool = False
+) -> LoadedData:
     """Split the data of a run over the nodes, and compute their features if there is a backbone.
 
     Args:
         data: the data set of the run.
         progress: show the progress of the features.
+        placeholder: take zeros as features, which are enough to check a run.
 
     Raises:
         FedstillError: the data cannot be split, or the backbone cannot be loaded.
     """
     parts, public = split_data(spec, data)
-    return compute_features(spec, data, parts, public, progress=progress)
+    return compute_features(spec, data, parts, public, progress=progress, placeholder=placeholder)
 
 
 def prepare_server_data(spec: RunSpec, *, train_needed: bool = False) -> tuple[LoadedData, DataSpec]:
@@ -394,6 +397,7 @@ def compute_features(
     public: PublicData | None,
     *,
     progress: bool = False,
+    placeholder: bool = False,
 ) -> LoadedData:
     """Return data as the models take them: with features as inputs if there is a backbone.
 
@@ -401,6 +405,7 @@ def compute_features(
         parts: each node's examples.
         public: public data, or None.
         progress: show the progress of the features.
+        placeholder: take zeros as features.
 
     Raises:
         FedstillError: the backbone cannot be loaded, or does not take the inputs.
@@ -419,6 +424,7 @@ def compute_features(
         public,
         compute=Compute(spec.engine),
         progress=progress,
+        placeholder=placeholder,
     )
     return LoadedData(on_features(data, test), new_parts, public, space)
 
@@ -433,6 +439,11 @@ def build_setting(spec: RunSpec, loaded: LoadedData) -> Setting:
     names = spec.nodes.models
     if len(names) > len(parts):
         raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(parts)} nodes")
+    if spec.nodes.encoder_weights and not any(
+        encoder_backbone(parse_node_model(name).name) for name in names
+    ):
+        expected = "none, as no model of nodes.models has a pretrained encoder"
+        raise ArgumentError("nodes.encoder_weights", spec.nodes.encoder_weights, expected)
     centralized_model = (
         _build_initial_network(spec, data, spec.student.model, "student")
         if spec.evaluation.centralized
@@ -491,21 +502,35 @@ def _test_set(spec: RunSpec, data: DataSet) -> TensorData:
 
 
 def _build_initial_network(spec: RunSpec, data: DataSet, name: str, *purpose: str | int) -> torch.nn.Module:
-    """Build a network with initial weights, which depend on the seed and the purpose."""
-    shape = tuple(data.test.inputs.shape[1:])
-    return models.build(name, shape, len(data.classes), spec.seed, *purpose, vocabulary=data.vocabulary)
+    """Build the student's network with initial weights, which depend on the seed and the purpose."""
+    network = models.build(
+        name,
+        tuple(data.test.inputs.shape[1:]),
+        len(data.classes),
+        spec.seed,
+        *purpose,
+        vocabulary=data.vocabulary,
+        mean=data.mean,
+        std=data.std,
+    )
+    custom_model.load_encoder(network, spec.student.encoder_weights, "student.encoder_weights")
+    return network
 
 
 def _build_node_model(spec: RunSpec, data: DataSet, name: str, index: int) -> torch.nn.Module:
     """Build a node's model."""
-    parsed, place = parse_node_model(name), Path()
+    parsed, place = parse_node_model(name, spec.nodes.encoder_weights), Path()
     task, shape = run_task(spec, data.classes), tuple(data.test.inputs.shape[1:])
     to = Interface(task, data.classes, shape, data.vocabulary, data.mean, data.std, data.schema)
     return custom_model.build_model(parsed, to, place, spec.seed, "model", index, option="nodes.models")
 
 
-def parse_node_model(spec: str) -> ModelConfig:
+def parse_node_model(spec: str, encoder_weights: str = "") -> ModelConfig:
     """Parse an entry of ``nodes.models``.
+
+    Args:
+        spec: the entry.
+        encoder_weights: ``nodes.encoder_weights``, for an entry with an encoder that has no weights.
 
     Raises:
         ArgumentError: an address of another machine. Running a shared configuration must not send inputs
@@ -515,6 +540,8 @@ def parse_node_model(spec: str) -> ModelConfig:
     if parsed.name.startswith(URL_SCHEMES) and not Endpoint(parsed.name).is_loopback:
         allowed = "an address on this machine, as http://127.0.0.1:8080/predict; others belong in a node.toml"
         raise ArgumentError("nodes.models", parsed.name, allowed)
+    if encoder_backbone(parsed.name) and not (parsed.weights or parsed.encoder_weights):
+        parsed = replace(parsed, encoder_weights=encoder_weights)
     return parsed
 
 

@@ -50,6 +50,7 @@ from fedstill.federation.flare import NODES, SERVER_FOLDER, write_job
 from fedstill.federation.provision import NODE_CLASSES, SERVER_CLASSES, provision, require_flare, write_json
 from fedstill.models.hugging_face import PREFIX
 from fedstill.models.interface import ClassMappedModel
+from fedstill.models.perceptual import is_backbone
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import FILE
 from fedstill.node.node_file import NodeFile, NodeModelConfig
@@ -437,7 +438,7 @@ def write_nodes(spec: RunSpec, simulation: Simulation, folder: Path) -> None:
         if weights:  # a model that can only predict has none
             save_file(weights, node_folder / "model.safetensors")
         names, perceptual = spec.nodes.models, spec.nodes.perceptual
-        weights_option = {"weights": "model.safetensors" if weights else ""}
+        weights_option = {"weights": "model.safetensors" if weights else "", "encoder_weights": ""}
         engine = spec.engine
         # Nodes of one machine share its cores.
         threads = engine.threads or max((os.cpu_count() or 1) // len(simulation.nodes), 1)
@@ -447,7 +448,8 @@ def write_nodes(spec: RunSpec, simulation: Simulation, folder: Path) -> None:
             data=NodeDataConfig("tensors", "data.safetensors", group="groups" if "groups" in tensors else ""),
             model=NodeModelConfig(
                 **(vars(parse_node_model(names[index % len(names)])) | weights_option),
-                perceptual=str(Path(perceptual).expanduser().resolve()) if perceptual else "",
+                perceptual=perceptual if is_backbone(perceptual) else _absolute_path(perceptual),
+                perceptual_weights=_absolute_path(spec.nodes.perceptual_weights),
             ),
             features=replace(spec.features, cache="").in_folder(Path.cwd()),
             local=spec.nodes.local,
@@ -464,6 +466,11 @@ def write_nodes(spec: RunSpec, simulation: Simulation, folder: Path) -> None:
         secret = f"{owner_folder.REHEARSAL_PREFIX}{simulation.secret(node.name)}\n"
         private_files.replace_file(node_folder / owner_folder.SECRET, secret.encode())
         private_files.create_empty(node_folder / SALT)  # the simulation has none
+
+
+def _absolute_path(path: str) -> str:
+    """Return an absolute path; an empty one is unchanged."""
+    return str(Path(path).expanduser().resolve()) if path else ""
 
 
 def _policy_allowing_run(spec: RunSpec) -> PolicyConfig:

@@ -25,6 +25,7 @@ from fedstill.models.backbones import (
     Features,
     FeatureScale,
     RawInputs,
+    empty_scale,
     load_backbone,
     make_scale,
     raise_small_deviations,
@@ -110,6 +111,7 @@ def to_feature_space(
     *,
     compute: Compute,
     progress: bool = False,
+    placeholder: bool = False,
 ) -> tuple[list[TensorData], TensorData, PublicData | None, FeatureSpace]:
     """Return the nodes' data, test data and public data with features as inputs, and the feature space.
 
@@ -122,12 +124,12 @@ def to_feature_space(
         public: public data, or None.
         compute: device.
         progress: show a progress bar.
+        placeholder: return zeros as features, which are enough to check a run.
 
     Raises:
         FedstillError: the backbone cannot be loaded, or does not take the inputs; or there are too few public
             examples for the normalization.
     """
-    digests = digest_examples(parts), digest_run_data(parts, test, public)
     shared = [] if public is None else [public.inputs]
     _check_shapes(raw.shape, public, test, parts)
     inputs = [*shared, test.inputs, *(part.inputs for part in parts)]
@@ -139,20 +141,25 @@ def to_feature_space(
         raise ArgumentError("features.components", options.components, expected)
     scale = None if is_public else make_scale(options.normalize, backbone, None)  # refuses before any work
     cache = FeatureCache.from_options(options, backbone)
-    with ProgressBar(progress) as bars:
-        features = compute_features_of_parts(
-            backbone,
-            inputs,
-            cache,
-            batch=options.batch,
-            device=compute.device,
-            progress=partial(bars.update, "features"),
-        )
-    if scale is None:
-        moments = public_moments(features[0], options.components)
-        scale = make_scale(options.normalize, backbone, moments)
-    with torch.no_grad():
-        features = [scale(each) for each in features]
+    if placeholder:
+        digests, scale = ("", ""), scale or empty_scale(options, backbone.width)
+        features = [torch.zeros(1, width).expand(len(each), -1) for each in inputs]
+    else:
+        digests = digest_examples(parts), digest_run_data(parts, test, public)
+        with ProgressBar(progress) as bars:
+            features = compute_features_of_parts(
+                backbone,
+                inputs,
+                cache,
+                batch=options.batch,
+                device=compute.device,
+                progress=partial(bars.update, "features"),
+            )
+        if scale is None:
+            moments = public_moments(features[0], options.components)
+            scale = make_scale(options.normalize, backbone, moments)
+        with torch.no_grad():
+            features = [scale(each) for each in features]
     if public is not None:
         used = dict(scale.named_buffers()) if is_public else None
         public = replace(public, inputs=features.pop(0), moments=used)

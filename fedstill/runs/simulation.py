@@ -24,7 +24,9 @@ from fedstill.data.loading import load
 from fedstill.federation.inprocess import InProcess
 from fedstill.federation.secure_aggregation import SecureAggregation
 from fedstill.methods._server import Server
+from fedstill.models.backbones import RawInputs
 from fedstill.models.module_utils import deep_copy, parameter_count
+from fedstill.models.perceptual import load_perceptual
 from fedstill.models.predictors import file_fingerprint
 from fedstill.node import local_training
 from fedstill.node.architectures import architecture_key as kind_of
@@ -175,12 +177,12 @@ class Simulation(MeasuredSimulation):
         return InProcess(self.nodes, groups, self.side, self.compute, self.setting.spec.link)
 
     def _perceptual_features(self) -> nn.Module | None:
-        if not self.setting.spec.nodes.perceptual:
-            return None
-        from fedstill.models.vgg import load_vgg
-
-        scale = [part.flatten().tolist() for part in (self.mean, self.std)]
-        return self.compute.to_device(load_vgg(Path(self.setting.spec.nodes.perceptual), *scale))
+        nodes = self.setting.spec.nodes
+        mean, std = (tuple(part.flatten().tolist()) for part in (self.mean, self.std))
+        raw = RawInputs((len(mean), *self.shape[1:]), mean, std)
+        name, weights = nodes.perceptual, nodes.perceptual_weights
+        features = load_perceptual(name, weights, raw, "nodes.perceptual")
+        return None if features is None else self.compute.to_device(features)
 
     def _nodes_by_architecture(self) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
         """Return the nodes' names by architecture, with an initial network of each."""
@@ -454,11 +456,14 @@ class Simulation(MeasuredSimulation):
         return [group for group in groups if group]  # without groups that have been trained
 
 
-def build_simulation(spec: RunSpec, *, progress: bool = False) -> tuple[Simulation, dict[str, Any]]:
+def build_simulation(
+    spec: RunSpec, *, progress: bool = False, placeholder: bool = False
+) -> tuple[Simulation, dict[str, Any]]:
     """Build a simulation from a configuration, with all checks.
 
     Args:
         progress: show the progress of features that are computed first.
+        placeholder: take zeros as features of a backbone, so that a run is checked without computing them.
 
     Returns:
         The simulation, and its description for the result.
@@ -472,7 +477,7 @@ def build_simulation(spec: RunSpec, *, progress: bool = False) -> tuple[Simulati
     if reason is not None:  # first, as it cannot be fixed by other options
         raise MethodRefused(method.title, "", reason)
     spec.task.make(data.classes).check(data.train, "training data")
-    loaded = prepare_data(spec, data, progress=progress)
+    loaded = prepare_data(spec, data, progress=progress, placeholder=placeholder)
     simulation = Simulation(build_setting(spec, loaded))
     if loaded.feature_space is not None:
         simulation.notes += loaded.feature_space.notes

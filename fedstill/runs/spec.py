@@ -58,7 +58,11 @@ class NodesConfig(CheckedOptions):
     """The nodes' models, assigned cyclically: with two names, the third node has the first again.
     "resnet8:16" is a ResNet-8 of width 16; "package.module:factory" is a custom one. A .skops or .onnx file,
     or an address of this machine, is a trained model that can only predict; a .toml file has the keys of a
-    node's [model]."""
+    node's [model]. "unet:timm:NAME" is a U-Net with a pretrained encoder."""
+
+    encoder_weights: str = ""
+    """A .safetensors file with the pretrained weights of the encoders of these models, except for those of
+    .toml files, which name their own. Needed for timm and torchvision."""
 
     local: LocalConfig = field(default_factory=LocalConfig)
     """Local training of a node's model on its own data."""
@@ -70,8 +74,12 @@ class NodesConfig(CheckedOptions):
     """Privacy mechanism of a node and its budget."""
 
     perceptual: str = ""
-    """A safetensors file of VGG-16 or VGG-19 weights with torchvision's names at every node, for perceptual
-    losses. Without it these losses are off."""
+    """A backbone (timm:NAME, torchvision:NAME or package.module:factory), or a safetensors file of VGG-16 or
+    VGG-19 weights with torchvision's names, at every node, for perceptual losses. Without it these losses are
+    off."""
+
+    perceptual_weights: str = ""
+    """A .safetensors file with the weights of the backbone in nodes.perceptual."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,10 @@ class StudentConfig(CheckedOptions):
 
     model: Name = "small-cnn"
     """The student's network, a name as in nodes.models."""
+
+    encoder_weights: str = ""
+    """A .safetensors file with the pretrained weights of the student's encoder. Needed for timm and
+    torchvision. The student's own file has all weights, and does not need this one."""
 
 
 @dataclass(frozen=True)

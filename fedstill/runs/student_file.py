@@ -32,6 +32,8 @@ from fedstill.models.backbones import (
     load_backbone,
 )
 from fedstill.models.hugging_face import PREFIX
+from fedstill.models.model_config import encoder_backbone
+from fedstill.models.pretrained_unet import PretrainedUNet
 from fedstill.runs.build import Setting, input_shape, normalization
 from fedstill.runs.spec import load_toml
 from fedstill.tasks import Task
@@ -122,7 +124,7 @@ class StudentFile:
             ModelError: the backbone differs from the one of the run.
         """
         model_name = given if isinstance(given, str) and given else self.model
-        if given == "" and own != model_name and model_name.partition(":")[0] not in MODELS.builtin:
+        if given == "" and own != model_name and not _is_builtin(model_name):
             option = by_caller("--model", "model=", "model=")
             raise ArgumentError(
                 "the student's model", model_name, f"one of fedstill's own; or name it with {option}"
@@ -131,7 +133,16 @@ class StudentFile:
         if isinstance(given, nn.Module) and not self.features:
             return given
         if not self.features:
-            return build(model_name, spec.shape, len(spec.classes), 0, "student", vocabulary=spec.vocabulary)
+            return build(
+                model_name,
+                spec.shape,
+                len(spec.classes),
+                0,
+                "student",
+                vocabulary=spec.vocabulary,
+                mean=spec.mean,
+                std=spec.std,
+            )
         backbone = self._backbone(custom_backbone)
         width = self.features.model_width(backbone.width)
         if isinstance(given, nn.Module):
@@ -202,6 +213,12 @@ class StudentFile:
         return self.spec
 
 
+def _is_builtin(model_name: str) -> bool:
+    """Return whether a name is one of the package's own networks, whose encoder imports no custom code."""
+    backbone = encoder_backbone(model_name)
+    return model_name.partition(":")[0] in MODELS.builtin and not (backbone and Features(backbone).is_custom)
+
+
 def header(setting: Setting) -> dict[str, str]:
     """Return the header of the file of a setting's student."""
     spec, data_spec = setting.spec, None
@@ -237,6 +254,8 @@ def network_name(network: nn.Module, task: Task, shape: tuple[int, ...], vocabul
         shape: of an input.
         vocabulary: number of token ids, for texts.
     """
+    if isinstance(network, PretrainedUNet):
+        return network.name
     name = MODELS.name_of(type(network))
     if name in MODELS.builtin:
         shapes = {key: each.shape for key, each in network.state_dict().items()}

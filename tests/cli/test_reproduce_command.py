@@ -37,6 +37,12 @@ standalone = [[70.0, 1.5], ""]
 fedavg = [90.0, 3]
 [scale.paper]
 base = { data = { train_limit = 0 } }
+[scale.features.base]
+nodes = { models = ["linear"] }
+student = { model = "linear" }
+features = { backbone = "random-conv:2" }
+[scale.features.reproduces]
+reduction = "On frozen filters."
 """
 VIEW = """
 [reproduces]
@@ -96,7 +102,7 @@ def test_incomplete_file_is_refused_with_the_missing_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.toml").write_text('[reproduces]\npaper = "FedX"\n')
+    Path("mine.toml").write_text('[reproduces]\nreduction = "None."\npaper = "FedX"\n')
     reproduced("mine.toml", code=2)
     assert "invalid reproduces.what = '' (expected a text" in capsys.readouterr().err
 
@@ -174,6 +180,22 @@ def test_table_is_run_recorded_and_resumed(
     written = ReproductionRecord.read(papers / "records" / "x_fig1.json")
     assert written is not None
     assert written.rows == (ReproducedMetric("", "fedavg", "scaled", {0: 0.0, 1: 2.0}),)
+
+
+def test_table_at_another_scale_has_the_remarks_on_that_scale(
+    papers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reproduced("x-table1", "--scale", "features", "--seeds", "1", "--record", "--quiet")
+    shown = capsys.readouterr().out
+    page = Path("runs/reproduce/x-table1-features/compare.html").read_text(encoding="utf-8")
+    for text in (shown, page):
+        assert "On frozen filters." in text
+        assert "Digits for photographs." not in text
+    record = ReproductionRecord.read(papers / "records" / "x_table1_features.json")
+    assert record is not None
+    assert record.scale == "features"
+    result = json.loads(Path("runs/reproduce/x-table1-features/fedavg-seed0/result.json").read_bytes())
+    assert result["features"]["backbone"] == "random-conv:2"
 
 
 def test_figure_runs_only_the_methods_it_shows(papers: Path) -> None:

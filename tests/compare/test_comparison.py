@@ -553,6 +553,23 @@ def test_scale_overrides_file() -> None:
     }
 
 
+def test_another_base_of_a_scale_drops_the_runs_of_the_file() -> None:
+    table = {"base": {}, "runs": {"a": {"split": {"nodes": 2}}}, "scale": {"paper": {}, "features": {}}}
+    table["scale"]["features"] = {"base": {"extends": "x"}, "runs": {"b": {"split": {"nodes": 3}}}}
+    assert at_scale(table, "paper")["runs"] == table["runs"]
+    assert at_scale(table, "features")["runs"] == {"b": {"split": {"nodes": 3}}}
+
+
+def test_scale_without_settings_drops_what_is_published_of_them() -> None:
+    published = {"metrics": ["accuracy"], "even": {"a": 1.0}, "skewed": {"a": 2.0}}
+    scale = {"settings": [{"name": "skewed"}], "published": {"skewed": {"b": 3.0}}}
+    table = {"published": published, "scale": {"features": scale}}
+    assert at_scale(table, "features")["published"] == {
+        "metrics": ["accuracy"],
+        "skewed": {"a": 2.0, "b": 3.0},
+    }
+
+
 def test_scale_without_methods_drops_their_settings() -> None:
     setting = {"name": "few", "split": {"nodes": 2}, "options": {"a": {"tau": 1.0}, "b": {"tau": 2.0}}}
     table = {"methods": ["a", "b"], "settings": [setting], "scale": {"paper": {"methods": ["a"]}}}

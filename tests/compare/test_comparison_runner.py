@@ -30,7 +30,7 @@ from fedstill.data.builtin import Digits
 from fedstill.report import write_report
 from fedstill.report.comparison_page import write_comparison
 from fedstill.report.comparison_records import summarize
-from fedstill.runs import run, spec
+from fedstill.runs import feature_space, run, spec
 from tests.support.processes import PATIENCE, Command
 
 QUICK: Mapping[str, Any] = {
@@ -62,6 +62,29 @@ def rows_without_seconds(out: Path) -> list[dict[str, str]]:
 
 def quick_plan(**changes: Any) -> Comparison:
     return plan_comparison(["standalone", "fedavg"], changes={**QUICK, **changes})
+
+
+def test_checks_of_runs_compute_no_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of many runs starts at once, and its features are computed with a progress bar."""
+    computed, compute = [], feature_space.compute_features_of_parts
+    monkeypatch.setattr(
+        feature_space,
+        "compute_features_of_parts",
+        lambda *given, **how: computed.append(1) or compute(*given, **how),
+    )
+    features = {"features.backbone": "random-conv:4", "features.cache": str(tmp_path / "cache")}
+    public = {"public.name": "held-out", "features.normalize": "public", "features.components": 8}
+    plan = plan_comparison(
+        ["standalone", "fedkd", "fedcgs"],
+        changes={**QUICK, **features, **public, "nodes.models": ["linear"], "student.model": "mlp:8"},
+    )
+    run_comparison(plan, tmp_path / "out", command="")
+    assert {row["method"]: row["status"] for row in records(tmp_path / "out")} == {
+        "standalone": "finished",
+        "fedkd": "finished",
+        "fedcgs": "refused",  # its student is linear
+    }
+    assert len(computed) == 2
 
 
 def test_complete_comparison(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedstill.compare.comparison import ComparisonRun
+from fedstill.compare.comparison import ComparisonRun, at_scale
 from fedstill.compare.method_forms import EVERY_METHOD
 from fedstill.compare.reproduction import NOT_AT_THIS_SCALE, reproductions
 from fedstill.report.comparison_tables import reproduction_markdown
@@ -19,7 +19,7 @@ from fedstill.runs import spec
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 ENTRIES = {entry.name: entry for entry in reproductions()}
-RECORDED = {name: entry for name, entry in ENTRIES.items() if entry.record() is not None}
+RECORDED = [(name, scale) for name, entry in ENTRIES.items() for scale in entry.records()]
 PRESETS = ROOT / "experiments" / "presets"
 TOOL = runpy.run_path(str(ROOT / "tools" / "reproduction_pages.py"))
 page, with_summary = TOOL["page"], TOOL["with_summary"]
@@ -39,16 +39,17 @@ def test_page_is_generated_from_the_record(name: str) -> None:
     assert text == page(ENTRIES[name]), "run python tools/reproduction_pages.py"
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_verdict_matches_flags_of_record(name: str) -> None:
-    entry = RECORDED[name]
-    record = entry.record()
+@pytest.mark.parametrize(("name", "scale"), RECORDED)
+def test_verdict_matches_flags_of_record(name: str, scale: str) -> None:
+    entry = ENTRIES[name]
+    record, notes = entry.record(scale), entry.notes(scale)
     assert record is not None
-    assert entry.about.verdict
-    assert 40 < len(entry.about.why) < 1300
+    assert notes is not None
+    assert notes.verdict
+    assert 40 < len(notes.why) < 1300
     assert set(record.flagged) <= {"", *(row.setting for row in record.rows)}
     if "" in record.flagged:
-        assert entry.about.verdict == NOT_AT_THIS_SCALE
+        assert notes.verdict == NOT_AT_THIS_SCALE
 
 
 def test_flagged_results_are_recorded_and_not_on_the_page() -> None:
@@ -98,11 +99,19 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
             yield prefix + key, text.lower() if isinstance(value, bool) else text
 
 
-@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if entry.is_comparison])
-def test_named_differences_match_options(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [
+        (name, scale)
+        for name, entry in ENTRIES.items()
+        for scale in entry.scales
+        if entry.is_comparison and scale != "paper"
+    ],
+)
+def test_named_differences_match_options(name: str, scale: str) -> None:
     """Rows in fedstill's form name all differences to the print, for methods with printed options."""
     entry = ENTRIES[name]
-    comparison = entry.comparison("small")
+    comparison, table = entry.comparison(scale), at_scale(entry.table, scale)
     assert comparison.forms.keys() <= comparison.methods.keys()
     for label, form in comparison.forms.items():
         method = str(comparison.methods[label]["name"])
@@ -112,8 +121,8 @@ def test_named_differences_match_options(name: str) -> None:
         printed = spec.load(FEDIOD.get(name, PRINTED["fediod"]) if "fediod" in method else PRINTED[method])
         options, theirs = (dict(flat(spec.to_dict(part)["method"])) for part in (run, printed))
         named = {key: (ours, paper) for key, ours, paper in NAMED.findall(form.differs)}
-        if EVERY_METHOD in entry.table["forms"]:  # in ablations, each row changes an option of its own
-            changed = {*entry.table.get("options", {}).get(label, {}), label.partition("-")[0]}
+        if EVERY_METHOD in table["forms"]:  # in ablations, each row changes an option of its own
+            changed = {*table.get("options", {}).get(label, {}), label.partition("-")[0]}
             named = {key: values for key, values in named.items() if key not in changed}
         assert all((options[key], theirs[key]) == values for key, values in named.items()), (label, named)
         # table 6 is an ablation

@@ -13,6 +13,7 @@ from safetensors.torch import save
 from fedstill.data import features as cached_features
 from fedstill.data.features import FeatureCache, compute_features, compute_features_of_parts
 from fedstill.models.backbones import Backbone, Features, RawInputs, load_backbone
+from tests.support.models import save_tiny_encoder
 
 RAW = RawInputs((1, 8, 8))
 
@@ -51,6 +52,20 @@ def test_features_are_computed_once_for_any_order_of_the_examples(
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
     assert torch.equal(compute_features(backbone, x[order], cache(tmp_path, backbone)), first[order])
     assert counted.examples == 0
+
+
+def test_padding_that_all_texts_of_a_batch_share_is_not_computed(tmp_path: Path) -> None:
+    words = save_tiny_encoder(tmp_path)
+    encoder = load_backbone(
+        Features(f"hf:{tmp_path}", precision="float32"), RawInputs((6,), vocabulary=words)
+    )
+    ids = torch.tensor([[2, 5, 6, 7, 8, 3], [2, 5, 3, 0, 0, 0], [2, 6, 7, 8, 3, 0], [2, 3, 0, 0, 0, 0]])
+    expected, lengths = encoder(ids), list[int]()
+    encoder.register_forward_hook(lambda module, inputs, output: lengths.append(inputs[0].shape[1]))
+    options = Features(f"hf:{tmp_path}", cache=str(tmp_path / "cache"))
+    features = compute_features(encoder, ids, FeatureCache.from_options(options, encoder), batch=2)
+    torch.testing.assert_close(features, expected)
+    assert lengths == [3, 6]  # texts of similar length are in one batch
 
 
 def test_each_cached_file_is_read_once_for_all_parts(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fedstill.compare.comparison import is_file_listing_methods, read_comparison
 from fedstill.core.config_tables import parse_toml
 from fedstill.data.config import check_supports_task
+from fedstill.models import build
 from fedstill.runs import presets, spec
 from tests.support.my_lab import Lab
 from tests.support.packs import PRESETS
@@ -162,6 +166,54 @@ def test_presets_of_maps_have_all_loss_terms_except_perceptual(name: str) -> Non
     assert min(method.gan, method.conf, method.unique, method.mimic, method.generator.pixel) > 0
     if not name.startswith("mri-reconstruction"):  # outputs of reconstruction are no logits
         assert (method.ensemble, method.tau) == ("logits", math.inf)
+
+
+ENCODERS = [file.stem for file in PRESETS.glob("*-encoder-*.toml")]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_presets_with_an_encoder_have_it_in_all_networks_and_in_the_perceptual_loss(name: str) -> None:
+    """Apart from that, local training is that of the other methods on the same data."""
+    run = spec.load(preset(name))
+    assert run.nodes.models == (run.student.model,) == ("unet:packs.lite0:encoder",)
+    assert run.nodes.encoder_weights == run.student.encoder_weights == run.nodes.perceptual_weights
+    assert f"unet:{run.nodes.perceptual}" == run.student.model
+    others = [spec.load(preset(other)) for other in ENCODERS if other.split("-")[0] == name.split("-")[0]]
+    assert {(other.data, other.nodes.local, other.split) for other in others} == {
+        (run.data, run.nodes.local, run.split)
+    }
+    assert len({other.method.title for other in others}) == len(others) == 3
+
+
+def test_lite0_is_an_encoder_for_gray_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package of the network is replaced by two layers; images become ``(pixel - 127) / 128``."""
+
+    class EfficientNet(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (torch.nn.Conv2d(3, 3, 2, 2, groups=3, bias=False) for _ in range(2))
+            self._fc = self._dropout = torch.nn.Linear(1, 1)
+
+        @classmethod
+        def from_name(cls, name: str) -> EfficientNet:
+            assert name == "efficientnet-lite0"
+            return cls()
+
+        def extract_features(self, x: torch.Tensor) -> torch.Tensor:
+            self.inputs = x.detach()
+            maps: torch.Tensor = self.second(self.first(x))
+            return maps
+
+    library = SimpleNamespace(EfficientNet=EfficientNet)
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", library)  # type: ignore[arg-type]
+    monkeypatch.syspath_prepend(str(PRESETS))
+    unet: Any = build("unet:packs.lite0:encoder", (1, 8, 8), 2, 0)
+    pixels = torch.tensor([0.0, 127.0, 255.0])
+    unet((pixels / 127.5 - 1).view(3, 1, 1, 1).expand(3, 1, 8, 8))
+    found = unet.encoder.network.network.inputs
+    assert found.shape == (3, 3, 8, 8)
+    torch.testing.assert_close(found[:, 0, 0, 0], (pixels - 127) / 128)
+    assert not any("_fc" in key for key in unet.state_dict())
 
 
 # --- files in the folder of a file ----------------------------------------------------------------------

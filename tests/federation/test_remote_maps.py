@@ -19,7 +19,7 @@ from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec, from_dict
 from tests.support.links import Away, here
 from tests.support.map_world import blobs
-from tests.support.models import VGG16
+from tests.support.models import VGG16, save_tiny_weights
 from tests.support.models import weights as vgg_weights
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -123,3 +123,20 @@ def test_notes_name_their_nodes(tmp_path: Path) -> None:
     away.serve["node-1"] = NodeService(file.parent).serve
     (note,) = away.live().run()["notes"]
     assert note.startswith("node-0, node-2: perceptual loss is off")
+
+
+def test_remote_nodes_use_equal_features_of_a_backbone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_weights(tmp_path / "w.safetensors")
+    config = config_of("fediod-maps", tmp_path)
+    backbone = "tests.support.models:tiny_encoder"
+    nodes = replace(config.nodes, perceptual=backbone, perceptual_weights="w.safetensors")
+    monkeypatch.chdir(tmp_path)
+    plain, _ = here(config)
+    experiment, metrics = here(replace(config, nodes=nodes))
+    live = Away(replace(config, nodes=nodes), tmp_path).live()
+    assert live.run()["notes"] == metrics["notes"] == []
+    (own, other, without) = (to_vector(run.server.state.generator.G) for run in (live, experiment, plain))
+    assert torch.equal(own, other)
+    assert not torch.equal(other, without)

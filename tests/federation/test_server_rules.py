@@ -45,6 +45,16 @@ def test_server_refuses_unlisted_modules(where: str, tmp_path: Path) -> None:
     assert str(tmp_path / "server" / FILE) in result
 
 
+def test_server_refuses_unlisted_encoders(tmp_path: Path) -> None:
+    text = "[method]\nname = 'fedavg'\n[student]\nmodel = 'unet:os:system'\n"
+    result = stopped(ServerProgram(text, "one"), tmp_path / "server")
+    assert result.startswith("invalid student.model = 'unet:os:system'")
+    assert str(tmp_path / "server" / FILE) in result
+    rules = server_rules.rules_allowing_run({"student": {"model": "unet:os:system"}})
+    assert rules.modules == ("unet:os:system",)
+    assert server_rules.rules_allowing_run({"student": {"model": "unet:timm:x"}}).modules == ()
+
+
 def test_server_allows_listed_modules(tmp_path: Path) -> None:
     server, code = tmp_path / "server", tmp_path / "code"
     code.mkdir()

@@ -17,7 +17,7 @@ from fedstill.methods._label_shift import LabelShift
 from fedstill.methods._replay_memory import Augment, Replay
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fediod_maps import FedIODMaps
-from fedstill.models.vgg import perceptual_loss
+from fedstill.models.perceptual import perceptual_loss
 from fedstill.protocol.needs import unmet_need
 from fedstill.tasks.classification import Classification
 from tests.support.errors import raises_invalid
@@ -119,7 +119,8 @@ def test_released_bytes() -> None:
 
 def test_notes_that_perceptual_loss_is_off() -> None:
     assert world().side.notes == (
-        "perceptual loss is off (nodes have no VGG features: nodes.perceptual names a file of them)",
+        "perceptual loss is off (nodes have no pretrained features: nodes.perceptual names a backbone, or a "
+        "file of a VGG)",
     )
     assert world(features=vgg()).side.notes == ()
     assert world(generator={"perceptual": 0.0}).side.notes == ()

@@ -215,6 +215,10 @@ def test_sentence_encoder_averages_over_tokens_and_ignores_padding(tmp_path: Pat
     ids = torch.tensor([[2, 5, 3, 0, 0, 0], [2, 6, 7, 8, 5, 3]])
     states = backbone.network.model(input_ids=ids[:1, :3]).last_hidden_state
     torch.testing.assert_close(backbone(ids)[0], states[0].mean(0))
+    options = Features(f"hf:{tmp_path}", precision="float32", layer="model.embeddings")
+    layer = load_backbone(options, RawInputs((6,), vocabulary=words))
+    embedded = backbone.network.model.embeddings(input_ids=ids[:1, :3])
+    torch.testing.assert_close(layer(ids)[0], embedded[0].mean(0))
     with raises_invalid("features.backbone", f"hf:{tmp_path}", f"data.vocabulary = 'hf:{tmp_path}'"):
         load_backbone(Features(f"hf:{tmp_path}"), RawInputs((6,), vocabulary=words + 1))
 

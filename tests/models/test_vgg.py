@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from fedstill.core.errors import ArgumentError, DataError, ModelError
-from fedstill.models.vgg import IMAGENET_MEAN, IMAGENET_STD, load_vgg, perceptual_loss
+from fedstill.models.perceptual import perceptual_loss
+from fedstill.models.vgg import IMAGENET_MEAN, IMAGENET_STD, load_vgg
 from tests.support.models import VGG16, weights
 
 VGG19 = (0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34)

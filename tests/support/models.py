@@ -133,3 +133,65 @@ def save_tiny_encoder(folder: Path) -> int:
     (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     return len(words)
+
+
+class TinyEncoder(torch.nn.Module):
+    """Three stages that each halve height and width, with batch norm, an inner branch and a head."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.stem = torch.nn.Conv2d(channels, 4, 3, stride=2, padding=1, bias=False)
+        self.norm, self.act = torch.nn.BatchNorm2d(4), torch.nn.ReLU()
+        self.stages = torch.nn.Sequential(self._stage(4, 6), self._stage(6, 8))
+        self.pool, self.dropout = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Dropout(0.5)
+
+    @staticmethod
+    def _stage(channels: int, width: int) -> torch.nn.Module:
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(channels, width, 1),
+            torch.nn.MaxPool2d(2),
+            torch.nn.BatchNorm2d(width),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(width, width, 3, padding=1),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.pool(self.stages(self.dropout(self.act(self.norm(self.stem(x))))))
+        return features.flatten(1)
+
+
+def tiny_encoder(shape: tuple[int, ...]) -> torch.nn.Module:
+    """Return a backbone with feature maps at a half, a quarter and an eighth of the image."""
+    return TinyEncoder(shape[0])
+
+
+def save_tiny_weights(path: Path, channels: int = 1, seed: int = 3) -> dict[str, torch.Tensor]:
+    """Write weights of :class:`TinyEncoder` with statistics of a pretraining, and return them."""
+    from safetensors.torch import save_file
+
+    generator, state = torch.Generator().manual_seed(seed), TinyEncoder(channels).state_dict()
+    weights = {
+        name: 0.1 + 0.4 * torch.rand(tensor.shape, generator=generator) if tensor.ndim else tensor
+        for name, tensor in state.items()
+    }
+    save_file(weights, path)
+    return weights
+
+
+def flat(shape: tuple[int, ...]) -> torch.nn.Module:
+    """Return a backbone without feature maps."""
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(3))
+
+
+def patches(shape: tuple[int, ...]) -> torch.nn.Module:
+    """Return a backbone with maps at 1/4, 1/32 and 1/64 of the image."""
+    sizes = ((shape[0], 3, 4), (3, 4, 8), (4, 5, 2))
+    return torch.nn.Sequential(*(torch.nn.Conv2d(before, after, side, side) for before, after, side in sizes))
+
+
+def means(shape: tuple[int, ...]) -> torch.nn.Module:
+    """Return a backbone whose maps are twice the averages of 2 x 2 and three times those of 4 x 4 pixels."""
+    layers = [torch.nn.Conv2d(1, 1, 2, 2, bias=False) for _ in range(2)]
+    for layer, factor in zip(layers, (2.0, 1.5), strict=True):
+        torch.nn.init.constant_(layer.weight, factor / 4)
+    return torch.nn.Sequential(*layers)
