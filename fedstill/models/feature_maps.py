@@ -66,13 +66,17 @@ class FeatureMaps(nn.Module):
 
     Raises:
         ArgumentError: an unknown backbone, or one without gradients.
-        ModelError: the network cannot be built, or has no maps at two scales or more.
+        ModelError: the network cannot be built, takes images of other channels, or has no maps at two scales
+            or more.
     """
 
     def __init__(self, backbone: str, raw: RawInputs) -> None:
         super().__init__()
         check_backbone(backbone)
         network, channels, mean, std = load_untrained(backbone, raw)
+        if channels and raw.shape[0] not in (1, channels):
+            found = f"images of {raw.shape[0]} channels"
+            raise ModelError(f"backbone {backbone} for {found} (expected 1 or {channels}, as it takes)")
         self.backbone, self.network = backbone, network
         self.conversion = PixelConversion(raw, channels or raw.shape[0], 0, mean, std)
         self.network.eval()

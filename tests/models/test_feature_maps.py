@@ -88,6 +88,8 @@ def test_library_network_has_its_own_normalization(monkeypatch: pytest.MonkeyPat
     weights = save_tiny_weights(tmp_path / "w.safetensors", 3)
     maps.load(tmp_path / "w.safetensors", "model.encoder_weights")
     assert all(torch.equal(tensor, weights[name]) for name, tensor in maps.network.state_dict().items())
+    with pytest.raises(ModelError, match=r"timm:tiny for images of 2 channels .*1 or 3"):
+        FeatureMaps("timm:tiny", RawInputs((2, 8, 8)))
     with pytest.raises(ArgumentError, match=r"model\.encoder_weights = '' .*timm:tiny"):
         maps.load("", "model.encoder_weights")
 
