@@ -23,7 +23,7 @@ from tests.support.models import save_tiny_weights
 
 TINY = "tests.support.models:tiny_encoder"
 NAME = f"unet:{TINY}"
-FACES = Interface(Segmentation(2), ("a", "b"), (1, 16, 16), 0, (0.5,), (0.5,))
+FACES = Interface(Segmentation(2), ("a", "b"), (1, 16, 16), 0, (0.5,), (0.25,))
 
 
 def unet(shape: tuple[int, int, int] = (1, 16, 16), classes: int = 3, seed: int = 0) -> Any:
@@ -122,6 +122,7 @@ def test_model_of_a_node_gets_the_weights_of_a_local_file(tmp_path: Path) -> Non
         torch.equal(tensor, weights[name]) for name, tensor in model.encoder.network.state_dict().items()
     )
     assert model.name == NAME
+    assert model.encoder.conversion.data_std.item() == 0.25
 
 
 def test_whole_weights_replace_those_of_the_encoder(tmp_path: Path) -> None:

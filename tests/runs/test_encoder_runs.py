@@ -142,9 +142,14 @@ def test_stacked_nodes_are_computed_as_single_ones(tmp_path: Path) -> None:
     torch.testing.assert_close(*students, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.usefixtures("timm")
 def test_module_from_python_is_a_student_that_the_command_line_can_name(tmp_path: Path) -> None:
     save_tiny_weights(tmp_path / "w.safetensors")
-    models = [PretrainedUNet(TINY, (1, 16, 16), 2).load_encoder(tmp_path / "w.safetensors") for _ in range(3)]
+    normalization = ((0.5,), (0.25,))
+    models = [
+        PretrainedUNet("timm:tiny", (1, 16, 16), 2, *normalization).load_encoder(tmp_path / "w.safetensors")
+        for _ in range(3)
+    ]
     student, before = models.pop(), to_vector(models[0])
     parts = [(blobs(8, seed).inputs, blobs(8, seed).targets) for seed in (0, 1, 2)]
     outcome = fedstill.distil(
@@ -154,15 +159,19 @@ def test_module_from_python_is_a_student_that_the_command_line_can_name(tmp_path
         parts[2],
         2,
         task="segmentation",
+        mean=(0.5,),
+        std=(0.25,),
         method=fedstill.FedAvg(rounds=1),
         local=fedstill.LocalConfig(epochs=1, batch=4),
         policies=[fedstill.PolicyConfig(outputs_only=False)] * 2,
         out=tmp_path / "run",
     )
     assert not torch.equal(to_vector(outcome.student), before)
-    assert network_name(student, TASK, (1, 16, 16)) == NAME
-    loaded = fedstill.load(tmp_path / "run", model=NAME)
+    assert network_name(student, TASK, (1, 16, 16)) == "unet:timm:tiny"
+    loaded = fedstill.load(tmp_path / "run")
     assert torch.equal(to_vector(loaded.network), to_vector(outcome.student))
+    x = torch.randn(2, 1, 16, 16)  # the same normalization of images, which is not among the weights
+    torch.testing.assert_close(loaded.network(x), outcome.student.eval()(x))
 
 
 # --- refusals ---------------------------------------------------------------------------------------------
