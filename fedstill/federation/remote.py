@@ -155,7 +155,7 @@ class Remote(Federation):
         message = self.sender.pack(LeaveRun())
         calls = [self._pool.submit(self.carrier.call, node, message, PROBE_INTERVAL) for node in self.present]
         wait(calls, timeout=PROBE_INTERVAL + GRACE)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See :class:`Federation`; nodes that were unreachable and have joined again take part again."""

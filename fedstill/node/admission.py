@@ -457,11 +457,10 @@ class RunSizes:
         shape, modules = self.spec.shape, self.modules
         form = self.spec.form
         total = limits.bytes_per_input(modules["model"], shape, form)
-        weight = next(modules["critic"].parameters()) if "critic" in modules else None
-        if weight is not None and weight.ndim == 4:  # it also trains on as many real inputs
-            total += 2 * limits.bytes_per_input(modules["critic"], (weight.shape[1], *shape[1:]))
-        elif weight is not None and weight.ndim == 2:  # table rows
-            total += 2 * limits.bytes_per_input(modules["critic"], shape, form)
+        if "critic" in modules:  # it also trains on as many real inputs
+            weight = next(modules["critic"].parameters())
+            seen = (weight.shape[1], *shape[1:]) if weight.ndim == 4 else shape  # label maps add channels
+            total += 2 * limits.bytes_per_input(modules["critic"], seen, form)
         return total
 
 

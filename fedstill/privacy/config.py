@@ -68,7 +68,7 @@ class DeclaredRelease:
     kind: PayloadKind
     is_input_gradient: bool
     depends_on_records: bool
-    from_plugin: bool = False
+    from_plugin: bool
 
 
 @dataclass(frozen=True)

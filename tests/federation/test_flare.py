@@ -23,6 +23,7 @@ import torch
 
 pytest.importorskip("nvflare")
 
+from nvflare.apis.event_type import EventType
 from nvflare.collab.api.decorators import get_object_final_funcs
 from safetensors.torch import load_file
 
@@ -309,6 +310,28 @@ def test_refusals_are_in_the_log_when_a_job_ends(tmp_path: Path, monkeypatch: py
     site._end(0)
     assert [event.get("refusals") for event in security_events(folder)] == [None, "5", "1"]
     flare_component._security_events.cache_clear()
+
+
+def test_files_of_a_finished_job_are_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    site = flare_component.SiteComponent(flare_site.CLIENT, str(tmp_path))
+    kit = site._site.kit.folder
+
+    def completed(job: str, text: str) -> Path:
+        config = kit / job / "app_clinic" / "config" / "config_fed_server.json"
+        config.parent.mkdir(parents=True)
+        config.write_text(text)
+        site.handle_event(EventType.JOB_COMPLETED, SimpleNamespace(get_prop=lambda name: job))
+        return kit / job
+
+    other = completed("startup", "{")  # no name of a job
+    job = "01234567-89ab-cdef-0123-456789abcdef"
+    with caplog.at_level("INFO", "fedstill.site"):
+        assert not completed(job, json.dumps({"components": [{"args": {"run": "spring"}}]})).exists()
+    assert "spring" in caplog.text
+    with pytest.raises(json.JSONDecodeError):
+        completed(job, "{")
+    assert not (kit / job).exists()
+    assert other.exists()
 
 
 def test_finished_run_stores_results(tmp_path: Path) -> None:

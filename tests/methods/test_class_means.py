@@ -211,6 +211,26 @@ def test_fedtgp_margin_is_largest_class_distance_up_to_tau() -> None:
     assert class_margin(sent, held, 2.0).item() == 2.0
 
 
+def test_fedtgp_trains_on_the_prototypes_of_held_classes() -> None:
+    """A class that a node does not hold is a row of zeros; a prototype may have values of zero."""
+    config = FedTGP(rounds=2, server_epochs=1, tau=100.0, server_lr=0.1)
+    server = world(config).server
+    state = server.state
+    with torch.no_grad():
+        before = state.P_hat().clone()
+    C = torch.randn(2, *before.shape, generator=torch.Generator().manual_seed(0))
+    C[0, 1, 0] = 0.0
+    C[1, 0] = 0.0  # node 1 does not hold class 0
+    held = torch.cat([C[0], C[1, 1:]])
+    c = torch.tensor([*range(CLASSES), *range(1, CLASSES)])
+    Q = torch.stack([C[0, 0], *((C[0, label] + C[1, label]) / 2 for label in range(1, CLASSES))])
+    margin = torch.pdist(Q).max()
+    metrics = config.train_prototypes(server, state, Responses(0, ("a", "b"), {"C": C}), 0)
+    expected = contrastive_loss(held, c, before, margin)
+    assert metrics == pytest.approx({"contrast": expected.item(), "margin": margin.item()}, rel=1e-5)
+    assert not torch.equal(state.C, before)
+
+
 def test_fedtgp_prototypes_move_apart_and_are_sent() -> None:
     here = world(FedTGP(rounds=2, server_epochs=400, tau=2.0, server_lr=0.05))
     sent = run(here, 1).server.state.C

@@ -30,6 +30,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
+from fedstill.tasks.multi_label import MultiLabel
 from tests.support.audit_logs import total_charged
 from tests.support.errors import raises_invalid, raises_refused
 from tests.support.vectors_world import CLASSES, FEATURES, by_class, setting, vectors
@@ -170,8 +171,14 @@ def test_rejects_student_that_is_not_linear_before_any_query() -> None:
         Simulation(setting(FedCGS(), student=MLP((FEATURES,), CLASSES, width=8)))
 
 
-def test_rejects_images() -> None:
+@pytest.mark.parametrize("method", [FedCGS, FedPFT])
+def test_rejects_images_and_several_labels(method: type[FedCGS] | type[FedPFT]) -> None:
     images = TensorData(torch.zeros(6, 1, 2, 2), torch.arange(6) % CLASSES)
-    with pytest.raises(MethodRefused, match="features of a backbone") as caught:
-        Simulation(setting(FedCGS(), [images], task=Classification(CLASSES), test=images))
-    assert "\n" not in str(caught.value)
+    labels = TensorData(torch.zeros(6, FEATURES), torch.eye(CLASSES).long().repeat(2, 1))
+    for data, task, expected in (
+        (images, Classification(CLASSES), "features of a backbone"),
+        (labels, MultiLabel(CLASSES).on_features(), "one class for each input"),
+    ):
+        with pytest.raises(MethodRefused, match=expected) as caught:
+            Simulation(setting(method(), [data], task=task, test=data))
+        assert "\n" not in str(caught.value)

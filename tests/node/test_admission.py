@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from fedstill.core.config_tables import flatten
 from fedstill.core.errors import ArgumentError
@@ -23,7 +24,7 @@ from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.table_data import schema_text
 from fedstill.node import admission, approvals, folder_check, session
-from fedstill.node.admission import SizeFacts, token_ids
+from fedstill.node.admission import RunSizes, SizeFacts, token_ids
 from fedstill.node.approvals import ApprovalRequest, describe_request
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_log import FILE
@@ -714,7 +715,7 @@ def test_owner_reads_approves_and_lists_requests(tmp_path: Path, command: Main) 
     assert (code, "32 or more" in err) == (2, True)
     digits = " ".join(description.sha256[start : start + 4].upper() for start in range(0, 32, 4))
     code, out, _ = command("node", "approve", clinic.folder, digits, "--because", "board of 3 May")
-    assert (code, "approved" in out) == (0, True)
+    assert (code, "approved" in out, "refused" in out) == (0, True, False)
     assert joined(clinic)
     assert command("node", "reject", clinic.folder, description.sha256)[0] == 0
     [request] = json.loads(command("node", "requests", clinic.folder, "--json")[1])
@@ -830,3 +831,16 @@ def test_token_ids_are_of_the_vocabulary(token: int, is_refused: bool) -> None:
     query = Query(print, sends={"x": INPUTS}, times=1)
     facts: Any = SizeFacts(sizes, query, tensors)  # type: ignore[arg-type]
     assert (token_ids(facts) is not None) == is_refused
+
+
+def test_memory_for_an_input_includes_that_of_the_critic_for_two() -> None:
+    """A critic trains on as many inputs of the node. It may also see label maps, as two channels here."""
+    images, rows = PLAN.spec, PLAN.spec.on_features(5)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
+    for spec, modules, numbers in (
+        (images, {"model": model}, 64 + CLASSES),  # inputs and outputs
+        (images, {"model": model, "critic": nn.Conv2d(1, 2, 3)}, 64 + CLASSES + 2 * (64 + 2 * 6 * 6)),
+        (images, {"model": model, "critic": nn.Conv2d(3, 2, 3)}, 64 + CLASSES + 2 * (3 * 64 + 2 * 6 * 6)),
+        (rows, {"model": nn.Linear(5, CLASSES), "critic": nn.Linear(5, 7)}, 5 + CLASSES + 2 * (5 + 7)),
+    ):
+        assert RunSizes(modules, None, spec, 0).bytes_per_input == 4 * numbers

@@ -76,13 +76,14 @@ def test_limits_hold_over_all_runs(tmp_path: Path) -> None:
 
 def test_status_counts_queries_of_other_runs_only(tmp_path: Path) -> None:
     """The limit of a run, new or resumed, is reduced by the queries of other runs."""
-    Clinic(tmp_path / "clinic", "max_queries = 5").ready().query(0)
-    other = Clinic(tmp_path / "clinic", "max_queries = 5", dataclasses.replace(PLAN, run="two")).ready()
-    other.query(0)
-    other.query(1)
+    Clinic(tmp_path / "clinic", "max_queries = 4").ready().query(0)
+    other = Clinic(tmp_path / "clinic", "max_queries = 4", dataclasses.replace(PLAN, run="two")).ready()
+    for number in range(3):
+        other.query(number)
     other.again()
     reply, _ = other.say("join", plan=other.plan.to_dict())
-    assert reply["max_queries"] == 4  # 5 minus the query of run "one"; two of the four are used
+    assert reply["max_queries"] == 3  # 4 minus the query of run "one"; all three are used
+    assert reply["refused_queries"] == {}  # their responses can be requested again
 
 
 def test_max_bytes_holds_over_all_runs(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from PIL import UnidentifiedImageError
 
 from fedstill.core.errors import FedstillError
 from fedstill.federation.transport import parse_reply
+from fedstill.models import PREDICTION_ONLY
 from fedstill.models.module_utils import to_vector
 from fedstill.node import dp_training, initial_training, run_folder
 from fedstill.node import session as at
@@ -40,6 +41,7 @@ from tests.support.audit_logs import releases
 from tests.support.errors import raises_refused
 from tests.support.node_services import (
     CLASSES,
+    FEDIOD,
     MAP,
     PLAN,
     PRIVATELY,
@@ -96,6 +98,26 @@ def test_status_reports_versions_and_refusals(tmp_path: Path) -> None:
     assert (reply["model"], reply["is_frozen"]) == ("MLP", False)
     assert reply["parameters"] == (64 * 8 + 8) + (8 * 8 + 8) + (8 * CLASSES + CLASSES)
     assert clinic.lines() == []
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+def test_node_that_predicts_only_refuses_queries_with_gradients(tmp_path: Path, differentiable: bool) -> None:
+    plan = replace(PLAN, method={**FEDIOD, "backpropagate": differentiable})
+    clinic = Clinic(tmp_path / "clinic", plan=plan)
+    module = f"forest_{differentiable}_of_services"  # each test imports another file
+    (clinic.folder / f"{module}.py").write_text(
+        "import torch\n"
+        "class Forest(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        f"        return torch.from_numpy(x.flatten(1)[:, :{CLASSES}].numpy())\n"
+        "def make(shape, classes):\n"
+        "    return Forest()\n"
+    )
+    file = clinic.folder / "node.toml"
+    file.write_text(file.read_text().replace("mlp:8", f"{module}:make"))
+    clinic.again()
+    reply, _ = clinic.say("join", plan=clinic.plan.to_dict())
+    assert reply["refused_queries"] == ({"predict_logits": PREDICTION_ONLY} if differentiable else {})
 
 
 def test_training_progress_is_percent_only(tmp_path: Path, monkeypatch: Any) -> None:

@@ -13,6 +13,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.pate import PATE
 from tests.support.node_folders import MODEL, charge, folder_of, stdout_of
+from tests.support.node_services import JUDGING
 
 # --- faults -------------------------------------------------------------------------------------------
 
@@ -107,6 +108,14 @@ def test_unknown_query_name_is_a_fault(tmp_path: Path) -> None:
     rest = MODEL + '[policy]\nqueries = ["predict_logit"]\n'
     (fault,) = folder_check.check_folder(folder_of(tmp_path / "clinic", rest=rest)).faults
     assert "did you mean 'predict_logits'" in fault
+
+
+def test_plugin_that_is_neither_method_nor_task_is_a_fault() -> None:
+    method, task = JUDGING, "fedstill.tasks.classification:ClassificationConfig"
+    assert policy_faults(PolicyConfig(plugins=(method, task))) == []
+    names = ("missing_of_owner:Method", "gone", "json:JSONDecoder")
+    faults = policy_faults(PolicyConfig(plugins=(method, names[0], task, *names[1:])))
+    assert [name for name, fault in zip(names, faults, strict=True) if name in fault] == list(names)
 
 
 def test_queries_behind_method_options_are_known() -> None:

@@ -123,6 +123,21 @@ def test_nuclei_do_not_touch_and_have_realistic_size(seed: int) -> None:
     assert 0.03 < (labels > 0).mean() < MAX_COVERAGE + 0.02
 
 
+def test_nuclei_cover_nine_to_thirty_percent() -> None:
+    sampler = generator()
+    shares = [(sample_nuclei(200, 160, sampler) > 0).mean() for _ in range(100)]
+    assert 0.3 * MAX_COVERAGE <= min(shares) < 0.4 * MAX_COVERAGE
+    assert 0.9 * MAX_COVERAGE < max(shares) < MAX_COVERAGE + 0.02
+    assert np.mean(shares) == pytest.approx(0.65 * MAX_COVERAGE, rel=0.1)
+
+
+def test_nuclei_are_placed_alike_in_rows_and_columns() -> None:
+    sampler = generator()
+    pixels = [np.argwhere(sample_nuclei(16, 16, sampler)) for _ in range(4000)]
+    row, column = np.concatenate(pixels).mean(0)
+    assert row == pytest.approx(column, abs=0.1)
+
+
 def test_nuclei_are_ellipses_with_their_sampled_axes() -> None:
     """A filled ellipse of half axes a and b has variances a^2 / 4 and b^2 / 4 along them."""
     labels = sample_nuclei(300, 300, generator(3))

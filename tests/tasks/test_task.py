@@ -204,6 +204,8 @@ MAP_5[1, 2:4, 2:4], MAP_NEGATIVE[0, 0, 0] = 5, -1
         (Instances(), IMAGES, MAPS),
         (TEXT, IDS, CLASSES),
         (RECONSTRUCTION, IMAGES, IMAGES),
+        (RECONSTRUCTION, IMAGES, IMAGES + 1.0009),  # resampling exceeds the range slightly
+        (RECONSTRUCTION, IMAGES, IMAGES - 1.0009),
         (CLASSIFICATION, torch.zeros(2, 3, 8, 12), CLASSES),
     ],
 )
@@ -273,6 +275,8 @@ def test_accepts_valid_data(task: Task, inputs: torch.Tensor, targets: torch.Ten
         (RECONSTRUCTION, IMAGES, IMAGES[..., :8], "expected equal ones"),
         (RECONSTRUCTION, IMAGES[:, :, :4], IMAGES[:, :, :4], r"images are 4 x 12 \(expected 8 x 8 or more"),
         (RECONSTRUCTION, IMAGES, IMAGES + 1.5, r"targets lie in 1\.5\.\.1\.5"),
+        (RECONSTRUCTION, IMAGES, IMAGES + 1.0011, "targets lie in"),
+        (RECONSTRUCTION, IMAGES, IMAGES - 1.0011, "targets lie in"),
         (RECONSTRUCTION, IMAGES, NAN_IMAGES, "targets as inputs: 1 examples hold NaN"),
     ],
 )
