@@ -167,7 +167,7 @@ def check_model(build: Callable[[], nn.Module], spec: DataSpec, batch: int, limi
         with torch.device("meta"):
             model = build()
         need: float = training_bytes(model) + batch * bytes_per_input(model, spec.shape, spec.form)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:  # an overflow of bytes or elements
         if "overflow" not in str(error).lower():
             raise
         need = math.inf

@@ -519,7 +519,11 @@ def test_diversity_is_eq_7_l_div_1_and_eq_8(form: Any) -> None:
     if form != "div1":  # distances per value do not grow with the number of values
         more = diversity_loss(form, OUTPUTS.repeat(1, 50), Z.repeat(1, 8), Y)
         assert more.item() == pytest.approx(value, rel=1e-4)
-    assert diversity_loss("none", OUTPUTS, Z, Y) == 0
+
+
+def test_no_diversity_is_zero_for_each_stacked_generator() -> None:
+    stacked = (each.expand(2, *each.shape) for each in (OUTPUTS, Z, Y))
+    assert diversity_loss("none", *stacked).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("form", WEIGHTS)

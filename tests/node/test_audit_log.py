@@ -104,6 +104,23 @@ def test_equal_release_is_charged_once(other: dict[str, Any], path: Path) -> Non
         assert sum(1 for _ in audit.entries()) == 2
 
 
+def test_counts_responses_and_further_gradients_by_query() -> None:
+    """The first gradient belongs to its response; a repeated release counts if it differs."""
+    with closing(AuditLog(None)) as audit:
+
+        def count(**other: Any) -> int:
+            audit.charge(entry(**other))
+            return audit.totals.response_counts["first", "clinic", "predict_logits"]
+
+        assert count() == 1
+        assert count() == 1
+        assert count(part="gradient") == 1
+        assert count(part="gradient", release_hash="b") == 2
+        assert count(release_hash="b") == 3
+        assert count(number=1) == 4
+        assert count(number=2, query="count_labels") == count(number=2, run="second") == 4
+
+
 def test_refused_charge_is_not_written(path: Path) -> None:
     def refuse(spent: Spending) -> None:
         raise Refused("no more")

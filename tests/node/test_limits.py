@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from fedstill.core import timing
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, MemoryLimitExceeded
 from fedstill.data.public import PublicData
 from fedstill.node import limits
 from fedstill.node.limits import limit_parameters_of_queries
@@ -143,6 +143,17 @@ def test_image_shape_beyond_memory_is_refused(tmp_path: Path) -> None:
     assert reply["rule"] == RUN
     assert grown < GIB // 8
     assert reply["took"] < 10
+
+
+@pytest.mark.parametrize("width", [2**40, 2**64])  # the first has 2^80 weights; the second is no int64
+def test_model_whose_size_overflows_is_refused(width: int) -> None:
+    with pytest.raises(MemoryLimitExceeded):
+        limits.check_model(lambda: nn.Linear(width, width), PLAN.spec, 1, GIB)
+
+
+def test_other_error_of_a_model_is_not_a_memory_limit() -> None:
+    with pytest.raises(RuntimeError):  # images have 64 pixels
+        limits.check_model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), PLAN.spec, 1, GIB)
 
 
 def pixels_of(folder: Path) -> None:

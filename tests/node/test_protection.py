@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from fedstill.methods._discriminators import Discriminators
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.models.module_check import DPIncompatibleError
-from fedstill.node import local_training
+from fedstill.node import local_training, protection
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
@@ -305,6 +306,17 @@ def test_setup_hash_covers_everything_and_is_keyed() -> None:
     assert bound() == bound(salt="x"), "the hash is known before any run"
     assert bound() not in others.values()
     assert len(set(others.values())) == len(others)
+
+
+def test_default_rounding_adds_nothing_to_setup_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise is as it was before the option existed."""
+    monkeypatch.setattr(protection, "keyed_digest", lambda secret, text: text)
+    default, isolated = (
+        ast.literal_eval(bound(isolate_rounding=value).partition(" ")[2]) for value in (False, True)
+    )
+    changed = [index for index in range(len(default)) if default[index] != isolated[index]]
+    assert len(changed) == 1
+    assert [value for value in isolated[changed[0]] if value is not True] == default[changed[0]]
 
 
 def test_setup_hash_ignores_names_of_classes_and_modules() -> None:

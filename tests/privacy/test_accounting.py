@@ -258,6 +258,19 @@ def test_calibration_composes_few_losses(limit: float, rate: float, monkeypatch:
     assert 2 <= len(composed) <= 5
 
 
+@pytest.mark.parametrize(("limit", "last"), [(1.0, 3), (999.0, 99)])
+def test_search_composes_no_point_twice(limit: float, last: int) -> None:
+    """Interpolation between costs 0 and 1000 of 0 and 100 times suggests 0.1 and 99.9 times."""
+    probed = [0, 100]
+
+    def cost(k: int) -> float:
+        probed.append(k)
+        return k**2 / 10
+
+    assert accounting._search_between(cost, limit, (0, 0.0), (100, 1000.0)) == last
+    assert len(set(probed)) == len(probed)
+
+
 def test_calibration_matches_closed_form() -> None:
     s = calibrate_noise(lambda s: {gaussian(s): 1}, 4.377178, 1e-5)
     assert 1.0 <= s <= 1.0055

@@ -199,6 +199,19 @@ def test_advice_for_uneven_classes_names_their_shares() -> None:
     assert Classification(2, "auc").metric_warning(uneven, names) is None
 
 
+@pytest.mark.parametrize(
+    ("counts", "warns"),
+    [
+        ((48, 26, 26), False),
+        ((54, 23, 23), True),  # above 1.5 / 3 = 50 %
+        ((40, 40, 20), True),  # below 1 / 3 / 1.5 = 22.2 %
+    ],
+)
+def test_one_frequent_or_one_rare_class_is_uneven(counts: tuple[int, ...], warns: bool) -> None:
+    targets = torch.arange(3).repeat_interleave(torch.tensor(counts))
+    assert (Classification(3).metric_warning(targets, ("a", "b", "c")) is not None) == warns
+
+
 def test_task_is_made_by_name() -> None:
     assert ClassificationConfig().make(7).classes == 7
     with raises_invalid("task", "juggling"):

@@ -148,6 +148,8 @@ def test_methods_refuse_tasks_with_a_reason() -> None:
     assert "one class for each input" in str(reasons["fedgen"]["segmentation"])
     assert "label maps" in str(reasons["asyndgan"]["classification"])
     assert reasons["asyndgan"]["segmentation"] is None
+    for name in ("co-boosting", "dense", "dsfl", "fd", "fedcg", "fedgen", "fedmd-cg", "fedproto", "fedzge"):
+        assert reasons[name]["multi-label"] is not None
     needs = METHODS["fedgen"]().needs()
     assert unmet_need(needs, ClassificationConfig().minimal_task()) is None
 
