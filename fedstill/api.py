@@ -56,6 +56,7 @@ from fedstill.models.backbones import BackboneWithHead, Features, RawInputs, Sca
 from fedstill.models.hugging_face import wrap_hugging_face
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import CustomModel, ModelConfig, read_model_config
+from fedstill.models.pretrained_unet import PretrainedUNet
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest
@@ -324,6 +325,9 @@ def distil(
         shape, mean, std, vocabulary = (space.width,), (), (), 0
     interface = Interface(learning_task, label_names, shape, vocabulary, mean, std, table_schema)
     modules = [_convert_model(model, interface, index, seed) for index, model in enumerate(models)]
+    for name, network in (("student", student), *((f"models[{i}]", each) for i, each in enumerate(modules))):
+        if isinstance(network, PretrainedUNet):
+            network.require_normalization(mean, std, name)
     nodes = make_nodes(parts, modules, names, policies, privacies)
     spec = RunSpec(
         seed=seed,

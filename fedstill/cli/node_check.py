@@ -534,7 +534,8 @@ def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, li
         backbone = f"{number}, digest {features.digest}"
         facts["features"] = [f"{backbone}; cached in {file.features.cache or CACHE}"]
     if found.model is not None:
-        facts["model"] = [f"{file.model.name}, {_about_model(found.model, file.model.weights)}"]
+        weights = file.model.weights or file.model.encoder_weights
+        facts["model"] = [f"{file.model.name}, {_about_model(found.model, weights)}"]
     if found.compute is not None:
         facts["compute"] = [f"{found.compute.device}, {found.compute.precision}"]
     policy = file.policy

@@ -206,10 +206,15 @@ def _check_runs(
             status.update(f"checking run {count} of {len(unfinished)}")
             config = comparison.run_config(planned)
             try:
-                build_simulation(config, placeholder=True)
+                simulation, _ = build_simulation(config, placeholder=True)
             except FedstillError as error:
                 refused[planned.folder] = str(error)
                 continue
+            if (space := simulation.setting.feature_space) is not None:
+                backbone = f"backbone {json.dumps(to_table(config.features))}"
+                if fingerprints.setdefault(backbone, space.backbone.digest) != space.backbone.digest:
+                    other = f"{out} began with another backbone {config.features.backbone!r}"
+                    raise RunFolderError(f"{other} (expected the same weights, or another folder)")
             # Before the data are partitioned, which depends on the seed.
             if (options := json.dumps([*map(to_table, (config.data, config.task))])) in seen:
                 continue

@@ -255,8 +255,8 @@ class LayerOutput(nn.Module):
             raise ArgumentError("features.layer", layer, f"a submodule of the backbone, such as {shown}")
         known[layer].register_forward_hook(self._keep_output)
 
-    def _keep_output(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        self._output = output
+    def _keep_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._output = output[0] if isinstance(output, tuple) else output  # of some Hugging Face layers
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the submodule's output for an input of the network."""

@@ -6,12 +6,14 @@ arXiv:1801.05746, 2018; here with any convolutional network of timm, torchvision
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from fedstill.core.errors import ArgumentError
 from fedstill.models.backbones import RawInputs
 from fedstill.models.extractor_head import Split
 from fedstill.models.feature_maps import FeatureMaps
@@ -138,3 +140,20 @@ class PretrainedUNet(Split):
         """
         self.encoder.load(weights, option)
         return self
+
+    def require_normalization(self, mean: Sequence[float], std: Sequence[float], network: str) -> None:
+        """Refuse images that are normalized in another way than the network expects.
+
+        Args:
+            mean, std: normalization of the images, per channel; empty: 0.5 and 0.5.
+            network: name of the network, for the error.
+
+        Raises:
+            ArgumentError: the network was made for another mean or standard deviation.
+        """
+        conversion = self.encoder.conversion
+        for name, values, own in (("mean", mean, conversion.data_mean), ("std", std, conversion.data_std)):
+            given, known = torch.tensor(tuple(values) or (0.5,)), own.flatten().cpu()
+            if not bool((given == known).all()):
+                expected = f"{[round(value, 6) for value in given.tolist()]}, as of the run's images"
+                raise ArgumentError(f"{name} of {network}", known.tolist(), expected)

@@ -397,7 +397,7 @@ def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str
     spec, method = read_table(DataSpec, table["spec"], "spec."), dict(table["method"])
     config = read_table(METHODS[method.pop("name")], method, "method.")
     if features := table.get("features"):
-        spec = spec.on_features(features["components"] or features["width"])
+        spec = spec.on_features(features.get("components") or features["width"])
     task = spec.make_task()
     setting = NodeSetting(
         task,

@@ -183,7 +183,7 @@ def _copy_with_precomputed_features(node: Node, isolate_rounding: bool) -> Node:
     }
     layers = list(model)
     is_trained = [any(id(parameter) in learning for parameter in layer.parameters()) for layer in layers]
-    first_trained = is_trained.index(True)
+    first_trained = is_trained.index(True) if any(is_trained) and len(data) else 0
     fixed, head = nn.Sequential(*layers[:first_trained]), nn.Sequential(*layers[first_trained:])
     leaves = {name: parameter.detach() for name, parameter in fixed.named_parameters()}
     training = model.training

@@ -440,9 +440,10 @@ def build_setting(spec: RunSpec, loaded: LoadedData) -> Setting:
     if len(names) > len(parts):
         raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(parts)} nodes")
     if spec.nodes.encoder_weights and not any(
-        encoder_backbone(parse_node_model(name).name) for name in names
+        encoder_backbone(parsed.name) and not (parsed.weights or parsed.encoder_weights)
+        for parsed in map(parse_node_model, names)
     ):
-        expected = "none, as no model of nodes.models has a pretrained encoder"
+        expected = "none, as no model of nodes.models has a pretrained encoder without weights"
         raise ArgumentError("nodes.encoder_weights", spec.nodes.encoder_weights, expected)
     centralized_model = (
         _build_initial_network(spec, data, spec.student.model, "student")

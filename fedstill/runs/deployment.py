@@ -299,6 +299,8 @@ def server_config_toml(spec: RunSpec) -> str:
         given = table[part][key]
         if given and Path(given).exists():
             table[part][key] = str(Path(given).resolve())
+    if spec.student.encoder_weights and Path(spec.student.encoder_weights).exists():
+        table["student"]["encoder_weights"] = str(Path(spec.student.encoder_weights).resolve())
     here = to_table(spec.features.in_folder(Path.cwd()))
     for key, path in here.items():
         if key in ("backbone", "weights", "cache") and path and Path(path.removeprefix(PREFIX)).exists():

@@ -15,7 +15,7 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import DataSet, TensorData
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.core.progress import ProgressBar
 from fedstill.core.table_schema import NO_SCHEMA
 from fedstill.data.features import FeatureCache, compute_features_of_parts
@@ -91,7 +91,10 @@ def public_moments(features: torch.Tensor, components: int) -> dict[str, torch.T
 
     Raises:
         ArgumentError: there are fewer than 2, or fewer components vary on them.
+        ModelError: a feature is not finite.
     """
+    if not features.isfinite().all():
+        raise ModelError("backbone: features of public data are not finite (expected finite numbers)")
     if len(features) < 2:  # one has no deviation
         expected = "2 public examples or more, or another normalization"
         raise ArgumentError("features.normalize", "public", expected)

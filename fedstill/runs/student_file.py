@@ -169,6 +169,8 @@ class StudentFile:
             return replace(self, features=replace(features, backbone=path))
         if is_hugging_face and found.is_dir():
             return replace(self, features=replace(features, backbone=PREFIX + path))
+        if is_hugging_face and not features.weights:
+            raise ArgumentError(option, path, "an existing folder")
         return replace(self, features=replace(features, weights=path))
 
     def _require_backbone_files(self) -> None:

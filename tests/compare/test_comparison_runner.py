@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 
 from fedstill.attacks.attack_runner import LeakageConfig
 from fedstill.cli.main import main
@@ -31,6 +32,7 @@ from fedstill.report import write_report
 from fedstill.report.comparison_page import write_comparison
 from fedstill.report.comparison_records import summarize
 from fedstill.runs import feature_space, run, spec
+from tests.support.models import tiny_backbone
 from tests.support.processes import PATIENCE, Command
 
 QUICK: Mapping[str, Any] = {
@@ -85,6 +87,21 @@ def test_checks_of_runs_compute_no_features(tmp_path: Path, monkeypatch: pytest.
         "fedcgs": "refused",  # its student is linear
     }
     assert len(computed) == 2
+
+
+def test_comparison_with_other_weights_of_its_backbone_is_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    weights = tiny_backbone((1,)).state_dict()
+    save_file(weights, path)
+    options = {"features.backbone": "tests.support.models:tiny_backbone", "features.weights": str(path)}
+    plan = plan_comparison(
+        ["standalone"], changes={**QUICK, **options, "nodes.models": ["linear"], "student.model": "linear"}
+    )
+    run_comparison(plan, tmp_path / "out", command="")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, path)
+    (tmp_path / "out" / "standalone-seed0" / "result.json").unlink()
+    with pytest.raises(RunFolderError, match="another backbone"):
+        resume_comparison(tmp_path / "out")
 
 
 def test_complete_comparison(

@@ -223,6 +223,19 @@ def test_sentence_encoder_averages_over_tokens_and_ignores_padding(tmp_path: Pat
         load_backbone(Features(f"hf:{tmp_path}"), RawInputs((6,), vocabulary=words + 1))
 
 
+def test_layer_that_returns_a_tuple_gives_its_first_tensor() -> None:
+    """Layers of Hugging Face models return a tuple in some versions of the library."""
+
+    class Pair(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return 2 * x, None
+
+    network = nn.Sequential(Pair())
+    output = backbones.LayerOutput(network, "0")
+    x = torch.ones(2, 3)
+    assert torch.equal(output(x), 2 * x)
+
+
 def test_moments_of_batch_norm_are_those_of_its_activation() -> None:
     backbone = load_backbone(Features(TINY), GRAY)
     norm: Any = backbone.network.norm

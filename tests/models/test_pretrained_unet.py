@@ -187,3 +187,12 @@ def test_encoder_needs_images() -> None:
 def test_hub_names_are_refused_before_import() -> None:
     with raises_invalid("model", "unet:timm:hf-hub:evil/x", "letters"):
         build("unet:timm:hf-hub:evil/x", (3, 16, 16), 2, 0)
+
+
+def test_network_for_images_of_another_normalization_is_refused() -> None:
+    """Its file has no normalization: a student that is loaded later takes that of the run."""
+    network = unet((3, 16, 16))
+    network.require_normalization((), (), "student")
+    network.require_normalization((0.5,) * 3, (0.5,), "student")
+    with raises_invalid("std of student", [0.5] * 3, "[0.2, 0.3, 0.5]"):
+        network.require_normalization((0.5,) * 3, (0.2, 0.3, 0.5), "student")

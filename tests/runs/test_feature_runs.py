@@ -322,6 +322,14 @@ def test_missing_moments_are_refused_before_features_are_computed(
         build_simulation(features_config(tmp_path, **changes))
 
 
+def test_features_that_are_not_finite_are_refused() -> None:
+    features = torch.rand(20, 4, generator=torch.Generator().manual_seed(0))
+    features[3, 1] = float("nan")
+    for components in (0, 2):
+        with pytest.raises(ModelError, match="finite"):
+            public_moments(features, components)
+
+
 def test_moments_of_one_public_example_are_refused(tmp_path: Path) -> None:
     public = {"name": "noise", "limit": 1}
     spec = features_config(tmp_path, features={"normalize": "public"}, public=public)
