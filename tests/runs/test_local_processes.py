@@ -476,6 +476,23 @@ def test_server_config_has_no_node_options() -> None:
     )
 
 
+def test_server_gets_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works in another folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("encoder.safetensors", "backbone.onnx"):
+        (tmp_path / name).write_bytes(b"")
+    config = from_dict(
+        {
+            "method": {"name": "fediod"},
+            "student": {"encoder_weights": "encoder.safetensors"},
+            "features": {"backbone": "backbone.onnx"},
+        }
+    )
+    sent = read_toml(deployment.server_config_toml(config))
+    assert sent.student.encoder_weights == str(tmp_path / "encoder.safetensors")
+    assert sent.features.backbone == str(tmp_path / "backbone.onnx")
+
+
 class RecordingTracker(Tracker):
     """Records what it logs, and the number of lines in the run's file at that time."""
 
