@@ -186,7 +186,7 @@ def _attack(folder: Path, leakage: Table, bars: bool) -> None:
 def _check_runs(
     comparison: Comparison, all_runs: list[ComparisonRun], out: Path, console: Console
 ) -> tuple[dict[str, str], Mapping[str, str]]:
-    """Check all runs before the first one starts.
+    """Check all runs before the first one starts: one seed of each method and setting.
 
     Returns:
         Why runs cannot run in their setting, by folder, and the fingerprints of their data and custom
@@ -195,6 +195,8 @@ def _check_runs(
     refused: dict[str, str] = {}
     fingerprints, seen = dict(_read_string_mapping(out / FINGERPRINTS_FILE)), set[str]()
     unfinished = [planned for planned in all_runs if not (out / planned.folder / "result.json").exists()]
+    first_seeds = {(planned.setting, planned.label): planned for planned in reversed(unfinished)}
+    checked = [planned for planned in unfinished if planned in first_seeds.values()]
     for module, (file, code) in _user_modules(comparison, all_runs).items():
         if fingerprints.setdefault(module, code) != code:
             changed = f"{out} began with another version of {file}"
@@ -202,13 +204,14 @@ def _check_runs(
                 raise RunFolderError(f"{changed} (expected the same file, or another folder)")
             console.print(Text(f"{changed}: the results are of that version"), soft_wrap=True)
     with console.status("checking") as status:
-        for count, planned in enumerate(unfinished, start=1):
-            status.update(f"checking run {count} of {len(unfinished)}")
+        for count, planned in enumerate(checked, start=1):
+            status.update(f"checking run {count} of {len(checked)}")
             config = comparison.run_config(planned)
             try:
                 simulation, _ = build_simulation(config, placeholder=True)
             except FedstillError as error:
-                refused[planned.folder] = str(error)
+                seeds = [dataclasses.replace(planned, seed=seed) for seed in comparison.seeds]
+                refused.update((other.folder, str(error)) for other in seeds if other in unfinished)
                 continue
             if (space := simulation.setting.feature_space) is not None:
                 backbone = f"backbone {json.dumps(to_table(config.features))}"

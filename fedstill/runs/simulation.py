@@ -476,7 +476,6 @@ def build_simulation(
     reason = unmet_need(method.needs(), task)
     if reason is not None:  # first, as it cannot be fixed by other options
         raise MethodRefused(method.title, "", reason)
-    spec.task.make(data.classes).check(data.train, "training data")
     loaded = prepare_data(spec, data, progress=progress, placeholder=placeholder)
     simulation = Simulation(build_setting(spec, loaded))
     if loaded.feature_space is not None:
