@@ -28,7 +28,7 @@ from fedstill.runs.spec import RunSpec
 from fedstill.runs.student_file import StudentFile
 from fedstill.student.evaluate import evaluate
 from tests.support.errors import raises_invalid
-from tests.support.models import onnx_backbone, tiny_backbone
+from tests.support.models import onnx_backbone, save_tiny_backbone
 from tests.support.runs import FEDIOD, FEDKD, SGD, config
 
 BACKBONE = "tests.support.models:tiny_backbone"
@@ -125,15 +125,10 @@ def test_changed_weights_are_refused_when_the_student_is_loaded(tmp_path: Path) 
         fedstill.load(tmp_path / "run")
 
 
-def weights_file(path: Path, shift: float = 0.0) -> Path:
-    save_file({name: tensor + shift for name, tensor in tiny_backbone((1,)).state_dict().items()}, path)
-    return path
-
-
 def test_student_is_loaded_with_the_new_path_of_its_backbone(
     tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
-    weights, moved = weights_file(tmp_path / "w.safetensors"), tmp_path / "moved.safetensors"
+    weights, moved = save_tiny_backbone(tmp_path / "w.safetensors"), tmp_path / "moved.safetensors"
     result = start(features_config(tmp_path, BACKBONE, features={"weights": str(weights)}), tmp_path / "run")
     weights.rename(moved)
     evaluation: tuple[Any, ...] = ("evaluate", tmp_path / "run", "--data", "digits", "--json")
@@ -150,7 +145,7 @@ def test_student_is_loaded_with_the_new_path_of_its_backbone(
     assert len(out_file.read_text().splitlines()) == 4
     words = ("export", tmp_path / "run", "--format", "torchscript", "--out", exported, "--backbone", moved)
     assert command(*words)[0] == 0
-    weights_file(moved, 1.0)
+    save_tiny_backbone(moved, 1.0)
     with pytest.raises(ModelError, match="differs"):
         fedstill.load(tmp_path / "run", backbone=moved)
     with raises_invalid("--backbone", str(weights), "existing"):
@@ -174,7 +169,7 @@ def test_onnx_backbone_is_found_at_its_new_path(tmp_path: Path) -> None:
 
 
 def test_path_replaces_the_folder_or_the_weights_of_a_hugging_face_model(tmp_path: Path) -> None:
-    weights = weights_file(tmp_path / "w.safetensors")
+    weights = save_tiny_backbone(tmp_path / "w.safetensors")
     student = StudentFile("linear", None, features=fedstill.Features("hf:old", weights="old.safetensors"))
     folder = student.with_backbone(str(tmp_path)).features
     assert (folder.backbone, folder.weights) == (f"hf:{tmp_path}", "old.safetensors")
@@ -304,8 +299,7 @@ def test_resume_compares_the_data_before_features(tmp_path: Path, monkeypatch: p
 def test_resume_detects_another_backbone(tmp_path: Path) -> None:
     """The weights in a file may have changed, with equal shapes."""
     state = build_simulation(features_config(tmp_path, BACKBONE))[0]._node_state()
-    path = tmp_path / "w.safetensors"
-    save_file({name: tensor + 1 for name, tensor in tiny_backbone((1,)).state_dict().items()}, path)
+    path = save_tiny_backbone(tmp_path / "w.safetensors", 1.0)
     changed, _ = build_simulation(features_config(tmp_path, BACKBONE, features={"weights": str(path)}))
     with pytest.raises(ModelError, match=r"^the backbone"):
         changed._prepare_nodes(state)

@@ -114,6 +114,14 @@ def tiny_backbone(shape: tuple[int, ...]) -> torch.nn.Module:
     return TinyBackbone(shape[0])
 
 
+def save_tiny_backbone(path: Path, shift: float = 0.0) -> Path:
+    """Write the weights of :func:`tiny_backbone` for gray images, with ``shift`` added; return the path."""
+    from safetensors.torch import save_file
+
+    save_file({name: tensor + shift for name, tensor in TinyBackbone(1).state_dict().items()}, path)
+    return path
+
+
 def needs_large_images(shape: tuple[int, ...]) -> torch.nn.Module:
     """Return a backbone that fails for images below 5 x 5."""
     return torch.nn.Conv2d(shape[0], 3, 5)
