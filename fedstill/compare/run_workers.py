@@ -125,7 +125,16 @@ class _Worker:
         self.current: int | None = None
         self._group: object = None
         self._errors = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        command = [sys.executable, "-m", "fedstill", "compare", "--resume", str(folder), "--only-run", "stdin"]
+        command = [
+            sys.executable,
+            "-m",
+            "fedstill",
+            "compare",
+            "--resume",
+            str(folder),
+            "--only-run",
+            "stdin",
+        ]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
