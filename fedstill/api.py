@@ -434,6 +434,8 @@ def compare_methods(
     base: str | Path | None = None,
     seeds: int | None = None,
     leakage: bool = False,
+    jobs: int = 1,
+    devices: Sequence[str] = (),
     progress: bool = False,
 ) -> Compared:
     """Compare several methods on equal terms, as the command ``fedstill compare`` does.
@@ -448,6 +450,9 @@ def compare_methods(
             the digits.
         seeds: number of seeds, 1 or more. Default: None, the comparison's file or 1.
         leakage: also attack each run. Default: False.
+        jobs: number of runs at once, 1 or more. With more than one, each has its own process. Default: 1.
+        devices: GPUs of these processes in turn, such as ``["cuda:0", "cuda:1"]``. Default: all processes see
+            all GPUs.
         progress: show progress on standard error. Default: False.
 
     Returns:
@@ -494,6 +499,8 @@ def compare_methods(
         folder,
         command=shlex.join(["fedstill", "compare", str(folder / COMPARISON_FILE)]),
         report=write_report,
+        jobs=jobs,
+        devices=devices,
         quiet=not progress,
         bars=progress,
     )
