@@ -143,6 +143,18 @@ def save_tiny_encoder(folder: Path) -> int:
     return len(words)
 
 
+def save_tiny_vision_transformer(folder: Path) -> None:
+    """Write a Hugging Face model of color images of 8 x 8 pixels, with 16 features."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.ViTModel(config).save_pretrained(folder)
+
+
 class TinyEncoder(torch.nn.Module):
     """Three stages that each halve height and width, with batch norm, an inner branch and a head."""
 
