@@ -574,7 +574,8 @@ def load_backbone(options: Features, raw: RawInputs, device: str = "cpu") -> Bac
         device: device on which it will compute, which decides ``precision = "auto"``.
 
     Raises:
-        ArgumentError: an unknown backbone, a missing library, or a file that does not exist.
+        ArgumentError: an unknown backbone, a missing library, a file that does not exist, or inputs that are
+            neither images nor texts.
         ModelError: the network cannot be built, the weights do not fit, or it does not take the inputs.
 
     Example:
@@ -582,6 +583,9 @@ def load_backbone(options: Features, raw: RawInputs, device: str = "cpu") -> Bac
         >>> backbone(torch.zeros(3, 1, 8, 8)).shape
         torch.Size([3, 128])
     """
+    if not raw.vocabulary and len(raw.shape) != 3:
+        expected = f"none for inputs of shape {raw.shape}, which are neither images nor texts"
+        raise ArgumentError("features.backbone", options.backbone, expected)
     network, conversion, name = _network(options, raw)
     if options.weights:
         _load_weights(network, options)

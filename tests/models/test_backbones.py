@@ -224,6 +224,11 @@ def test_texts_are_refused_by_backbones_of_images_and_images_by_those_of_texts(t
     assert load_backbone(Features(f"hf:{tmp_path / 'vit'}"), GRAY).width == 16
 
 
+def test_rows_of_numbers_are_refused() -> None:
+    with raises_invalid("features.backbone", TINY, "(12,)"):
+        load_backbone(Features(TINY), RawInputs((12,)))
+
+
 @pytest.mark.parametrize("error", ["Exception('no', 1)", "SafetensorError('no')", "SystemExit(3)"])
 def test_module_whose_import_fails_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
