@@ -99,6 +99,8 @@ def test_rejects_pickled_weights(tmp_path: Path) -> None:
         (Features(TINY, weights="absent.safetensors"), "features.weights = 'absent.safetensors'"),
         (Features("random-conv", weights="some.pt"), "none with random-conv"),
         (Features(TINY, layer="absent"), "features.layer = 'absent'"),
+        (Features("random-conv", size=16), "features.size = 16"),
+        (Features("random-conv", mean=(0.5,)), "features.mean"),
         (Features("absent.onnx"), "an existing .onnx file"),
         (Features("hf:absent"), "a local folder with config.json"),
     ],
@@ -193,6 +195,8 @@ def test_onnx_graph_is_a_backbone(tmp_path: Path) -> None:
     backbone = load_backbone(Features(str(path)), GRAY)
     x = images(3)
     torch.testing.assert_close(backbone(x), x.mean((1, 2, 3)).unsqueeze(1) * torch.arange(8.0))
+    with raises_invalid("features.layer", "features", "none"):
+        load_backbone(Features(str(path), layer="features"), GRAY)
 
 
 @pytest.mark.parametrize("kind", ["random", "empty", "torchscript"])
