@@ -378,7 +378,9 @@ def distil(
         write_report(folder)
     if not simulation.has_student:
         return Outcome(None, results, folder)
-    trained = student if space is None else BackboneWithHead(space.backbone, ScaledHead(space.scale, student))
+    trained = simulation.setting.student
+    if space is not None:
+        trained = BackboneWithHead(space.backbone, ScaledHead(space.scale, trained))
     return Outcome(trained.eval(), results, folder)
 
 
