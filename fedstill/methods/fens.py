@@ -25,6 +25,7 @@ from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import (
     ArgumentError,
     Method,
+    NamedNetwork,
     Needs,
     Node,
     NodeSetting,
@@ -44,10 +45,15 @@ from fedstill.models import MODELS, build
 from fedstill.models.ensemble import Ensemble, EnsembleName, make_aggregator, stack_outputs
 from fedstill.models.model_config import encoder_backbone
 from fedstill.models.module_utils import deep_copy, load_vector, to_vector, weighted_mean
-from fedstill.protocol.method import NamedNetwork
 from fedstill.protocol.payload_kinds import DATA_SIZES, PARAMETERS, SCHEDULE, PayloadKind
 
 ARCHITECTURES = PayloadKind("architectures", "the names of the nodes' networks", category="query")
+AGGREGATOR_PARAMETERS = PayloadKind(
+    "aggregator parameters",
+    "the weights of a network that combines the outputs of all nodes' models",
+    category="model",
+    normal_size=1.0,
+)
 HELD_OUT = "held_out"  # role of a node's examples for f_lambda
 BETA_1, BETA_2, TAU = 0.9, 0.99, 1e-3  # of FedAdam, in the published code
 
@@ -126,16 +132,16 @@ class FENS(Method):
         yield upload_query()
         yield Query(
             self.evaluate_models,
-            sends={"models": PARAMETERS, "names": ARCHITECTURES},
+            sends={"uploads": PARAMETERS, "architectures": ARCHITECTURES},
             releases={"sizes": DATA_SIZES},
             times=1,
             depends_on_records=("sizes",),
-            details=QueryDetails(json_values=("names",)),
+            details=QueryDetails(json_values=("architectures",)),
         )
         yield Query(
             self.train_aggregator,
-            sends={"parameters": PARAMETERS, "round": SCHEDULE},
-            releases={"parameters": PARAMETERS},
+            sends={"parameters": AGGREGATOR_PARAMETERS, "round": SCHEDULE},
+            releases={"parameters": AGGREGATOR_PARAMETERS},
             times=self.rounds,
             depends_on_records=(),
             trains=("aggregator",),  # on records, and without noise: mechanisms refuse it
@@ -153,35 +159,35 @@ class FENS(Method):
         node.frozen[HELD_OUT] = frozenset()
         node.data = data.subset(rows[count:].sort().values)
 
-    def evaluate_models(self, node: NodeView, models: torch.Tensor, names: list[str]) -> Tensors:
+    def evaluate_models(self, node: NodeView, uploads: torch.Tensor, architectures: Any) -> Tensors:
         """Compute h_1(x), ..., h_K(x) of the held-out examples and keep them; return the number of examples.
 
         Args:
             node: the node.
-            models: parameters and buffers of all models, one after the other.
-            names: name of each model; empty if all have the architecture of the node's own.
+            uploads: parameters and buffers of all models, one after the other.
+            architectures: list with the name of each model; empty if all are like the node's own.
 
         Raises:
             ArgumentError: numbers or names that are not those of networks.
         """
-        held_out = node.network(HELD_OUT)
-        outputs, rest = [], models
-        for network in empty_networks(node, names, len(models)):
+        held_out = held_out_examples(node)
+        outputs, rest = [], uploads
+        for network in empty_networks(node, architectures, len(uploads)):
             size = state_size(network)
             if len(rest) < size:
-                raise ArgumentError("models", len(models), "more numbers, as the named networks have")
-            network = network.to_empty(device=node.device) if names else network
+                raise ArgumentError("uploads", len(uploads), "more numbers, as the named networks have")
+            network = network.to_empty(device=node.device) if architectures else network
             load_vector(network, rest[:size])
             outputs.append(predict(network, held_out.data.inputs, node.setting.compute))
             rest = rest[size:]
         if len(rest):
-            raise ArgumentError("models", len(models), f"{len(rest)} numbers less, as the networks have")
+            raise ArgumentError("uploads", len(uploads), f"{len(rest)} numbers less, as the networks have")
         held_out.set_extra_state(stack_outputs(outputs))  # (n, K, C)
         return {"sizes": torch.tensor(float(len(held_out.data)), device=node.device)}
 
     def train_aggregator(self, node: NodeView, parameters: torch.Tensor, round: int) -> Tensors:
         """Take steps of SGD from lambda on the held-out examples, and return lambda_i."""
-        held_out = node.network(HELD_OUT)
+        held_out = held_out_examples(node)
         z, y = held_out.get_extra_state(), held_out.data.targets  # (n, K, C), (n, ...)
         if not len(z):
             raise ArgumentError("query", "train_aggregator", "evaluate_models before it")
@@ -213,7 +219,8 @@ class FENS(Method):
         """Return the ensemble of networks like the nodes', and of an initial f_lambda."""
         names, models = zip(*nodes, strict=True)
         with seeded(seed, "student", "aggregator"):
-            return Ensemble(models, *output_shape, EnsembleName(self.aggregator_name(len(names)), names))
+            name = EnsembleName(self.aggregator_name(len(names)), names)
+            return Ensemble(models, output_shape[0], name)
 
     def init_state(self, server: Server) -> FENSState:
         """Return the initial state.
@@ -260,13 +267,18 @@ class FENS(Method):
             empty = torch.zeros(state_size(member), device=server.device)
             models.append(uploads.get(name, empty))
             load_vector(member, models[-1])
-        sent = {"models": torch.cat(models), "names": architecture_names(server)}
-        sizes = server.query("evaluate_models", **sent).by_node("sizes")
-        state.n = {name: size.item() for name, size in sizes.items()}
+        names = architecture_names(server)
+        responses = server.query("evaluate_models", uploads=torch.cat(models), architectures=names)
+        state.n = {name: size.item() for name, size in responses.by_node("sizes").items()}
 
     def ensemble_responses(self, server: Server, state: Any, responses: Responses) -> torch.Tensor:
         """Return the mean of the nodes' outputs, which f_lambda is compared with."""
         return responses["logits"].mean(0)
+
+
+def held_out_examples(node: NodeView) -> HeldOut:
+    """Return the node's held-out examples, which :meth:`FENS.prepare` has added."""
+    return cast(HeldOut, node.network(HELD_OUT))
 
 
 def ensemble(server: Server) -> Ensemble:
@@ -289,7 +301,7 @@ def is_buildable(name: str) -> bool:
     return name.partition(":")[0] in MODELS.builtin and not encoder_backbone(name)
 
 
-def empty_networks(node: NodeView, names: list[str], total: int) -> Iterator[nn.Module]:
+def empty_networks(node: NodeView, names: Any, total: int) -> Iterator[nn.Module]:
     """Yield a network for each model that a server sent.
 
     Args:
@@ -305,16 +317,16 @@ def empty_networks(node: NodeView, names: list[str], total: int) -> Iterator[nn.
         own = deep_copy(node.network())
         size = state_size(own)
         if not size or not total or total % size:
-            raise ArgumentError("models", total, f"a multiple of {size} numbers, as the node's model has")
+            raise ArgumentError("uploads", total, f"a multiple of {size} numbers, as the node's model has")
         for _ in range(total // size):
             yield own
     if not isinstance(names, list) or not all(isinstance(name, str) and is_buildable(name) for name in names):
-        raise ArgumentError("names", names, "names of fedstill's own networks")
+        raise ArgumentError("architectures", names, "names of fedstill's own networks")
     for name in names:
         (outputs,) = node.task.output_shape(node.input_shape)
         try:
             with torch.device("meta"):
                 network = build(name, node.input_shape, outputs, 0)
         except (RuntimeError, TypeError) as error:  # an overflow of bytes or elements
-            raise ArgumentError("names", name, "networks that fit into memory") from error
+            raise ArgumentError("architectures", name, "networks that fit into memory") from error
         yield network

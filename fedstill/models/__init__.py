@@ -174,8 +174,10 @@ def build_unchecked(
     """
     if is_ensemble_name(spec):
         ensemble = EnsembleName.parse(spec)
-        given = {"vocabulary": vocabulary, "mean": mean, "std": std}
-        members = [build(member, shape, classes, seed, *names, **given) for member in ensemble.members]
+        members = [
+            build(member, shape, classes, seed, *names, vocabulary=vocabulary, mean=mean, std=std)
+            for member in ensemble.members
+        ]
         with seeded(seed, *names):
             return Ensemble(members, classes, ensemble)
     name, _, folder = spec.partition(":")

@@ -207,8 +207,8 @@ def test_bytes_are_those_of_models_and_aggregators() -> None:
     model, aggregator = FEATURES * CLASSES + CLASSES, parameter_count(student(simulation).aggregator)
     assert aggregator == 3 * CLASSES * 12 + 12 + 12 * CLASSES + CLASSES
     kinds = result["bytes"]["by_kind"]
-    assert kinds["parameters"]["up"] == 3 * 4 * (model + 7 * aggregator)
-    assert kinds["parameters"]["down"] == 3 * 4 * (3 * model + 7 * aggregator)
+    assert kinds["parameters"] == {"up": 3 * 4 * model, "down": 3 * 3 * 4 * model}
+    assert kinds["aggregator parameters"] == dict.fromkeys(("up", "down"), 3 * 4 * 7 * aggregator)
     assert kinds["data sizes"] == {"up": 3 * 4, "down": 0}
     assert result["queries_by_name"] == {"upload_model": 1, "evaluate_models": 1, "train_aggregator": 7}
 
@@ -280,8 +280,10 @@ def test_budget_refuses_parameters() -> None:
 
 
 def test_outputs_only_and_secure_aggregation_refuse_models() -> None:
-    with raises_refused("outputs_only: parameters", query="upload_model"):
+    with raises_refused("outputs_only: parameters"):
         Simulation(setting(FENS(), policies=[PolicyConfig()] * 3))
+    with raises_refused("outputs_only: aggregator parameters", query="train_aggregator"):
+        Simulation(setting(FENS(), policies=[PolicyConfig(kinds=("parameters",))] * 3))
     with pytest.raises(ArgumentError, match="secure_aggregation"):
         Simulation(
             setting(FENS(), link=LinkConfig(secure_aggregation=True), local=LocalConfig(optimizer="sgd"))
