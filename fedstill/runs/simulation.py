@@ -98,7 +98,7 @@ class Simulation(MeasuredSimulation):
         privacies = [node.privacy for node in setting.nodes]
         for node in self.nodes:
             node.gate.output_shape = self.task.output_shape(self.shape)
-        student = kind_of(self.student)
+        student = kind_of(self.configured_student)
         check_networks(
             self.method.title,
             self.needs,

@@ -31,6 +31,7 @@ from fedstill.models.backbones import (
     empty_scale,
     load_backbone,
 )
+from fedstill.models.ensemble import Ensemble, member_names
 from fedstill.models.hugging_face import PREFIX
 from fedstill.models.model_config import encoder_backbone
 from fedstill.models.pretrained_unet import PretrainedUNet
@@ -124,7 +125,7 @@ class StudentFile:
             ModelError: the backbone differs from the one of the run.
         """
         model_name = given if isinstance(given, str) and given else self.model
-        if given == "" and own != model_name and not _is_builtin(model_name):
+        if given == "" and not all(own == name or _is_builtin(name) for name in member_names(model_name)):
             option = by_caller("--model", "model=", "model=")
             raise ArgumentError(
                 "the student's model", model_name, f"one of fedstill's own; or name it with {option}"
@@ -256,8 +257,8 @@ def network_name(network: nn.Module, task: Task, shape: tuple[int, ...], vocabul
         shape: of an input.
         vocabulary: number of token ids, for texts.
     """
-    if isinstance(network, PretrainedUNet):
-        return network.name
+    if isinstance(network, PretrainedUNet | Ensemble):
+        return str(network.name)
     name = MODELS.name_of(type(network))
     if name in MODELS.builtin:
         shapes = {key: each.shape for key, each in network.state_dict().items()}
