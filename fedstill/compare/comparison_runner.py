@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,10 @@ from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import format_seconds
 from fedstill.data.loading import cache_loads, load
 from fedstill.models.model_config import encoder_backbone
+from fedstill.models.predictors import file_fingerprint
 from fedstill.runs import run
 from fedstill.runs.data_digests import digest_examples
-from fedstill.runs.simulation import build_simulation
+from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec
 
 __all__ = ["compare", "read_attack", "read_command", "read_not_attacked", "read_not_run", "read_results"]
@@ -41,8 +44,15 @@ __all__ = ["compare", "read_attack", "read_command", "read_not_attacked", "read_
 TRAINED_FOLDER = ".trained"  # local models that several methods of a setting and seed start from
 NOT_RUN_FILE = "not_run.json"
 NOT_ATTACKED_FILE = "not_attacked.json"
-# Fingerprints of the data by their options, and of custom modules by name.
+# Fingerprints of data and weights by their options, and of custom modules by name.
 FINGERPRINTS_FILE = "data.json"
+# Options that name weights, by the option of the network.
+WEIGHT_OPTIONS = {
+    "features.backbone": ("features",),
+    "student.model": ("student.model", "student.encoder_weights"),
+    "nodes.models": ("nodes.models", "nodes.encoder_weights"),
+    "nodes.perceptual": ("nodes.perceptual", "nodes.perceptual_weights"),
+}
 
 
 def compare(
@@ -110,8 +120,9 @@ def compare(
             finished = (folder / "result.json").exists()
             if not finished:
                 _print_progress(console, f"run {number}", planned, time.monotonic() - start)
+            check = partial(_require_same_weights, fingerprints, out)
             try:
-                _run(comparison.run_config(planned), folder, bars, out / TRAINED_FOLDER, report)
+                _run(comparison.run_config(planned), folder, bars, out / TRAINED_FOLDER, report, check)
             except RunFolderError:
                 raise  # not caused by the method
             except FedstillError as error:  # for example a limit of a node's policy
@@ -172,9 +183,13 @@ def read_command(out: Path) -> str:
     return read_text(out / COMPARISON_FILE).partition("\n")[0].removeprefix(run.COMMAND)
 
 
-def _run(config: RunSpec, folder: Path, bars: bool, trained: Path, report: run.Report) -> None:
+def _run(
+    config: RunSpec, folder: Path, bars: bool, trained: Path, report: run.Report, check: run.Check
+) -> None:
     command = shlex.join(["fedstill", "run", str(folder / "config.toml")])
-    run.run_or_resume(config, folder, command=command, progress=bars, trained=trained, report=report)
+    run.run_or_resume(
+        config, folder, command=command, progress=bars, trained=trained, report=report, check=check
+    )
 
 
 def _attack(folder: Path, leakage: Table, bars: bool) -> None:
@@ -185,12 +200,12 @@ def _attack(folder: Path, leakage: Table, bars: bool) -> None:
 
 def _check_runs(
     comparison: Comparison, all_runs: list[ComparisonRun], out: Path, console: Console
-) -> tuple[dict[str, str], Mapping[str, str]]:
+) -> tuple[dict[str, str], dict[str, str]]:
     """Check all runs before the first one starts.
 
     Returns:
-        Why runs cannot run in their setting, by folder, and the fingerprints of their data and custom
-        modules. The fingerprints reveal replaced files when a comparison is resumed.
+        Why runs cannot run in their setting, by folder, and the fingerprints of their data, custom modules
+        and weights. The fingerprints reveal replaced files when a comparison is resumed.
     """
     refused: dict[str, str] = {}
     fingerprints, seen = dict(_read_string_mapping(out / FINGERPRINTS_FILE)), set[str]()
@@ -210,11 +225,7 @@ def _check_runs(
             except FedstillError as error:
                 refused[planned.folder] = str(error)
                 continue
-            if (space := simulation.setting.feature_space) is not None:
-                backbone = f"backbone {json.dumps(to_table(config.features))}"
-                if fingerprints.setdefault(backbone, space.backbone.digest) != space.backbone.digest:
-                    other = f"{out} began with another backbone {config.features.backbone!r}"
-                    raise RunFolderError(f"{other} (expected the same weights, or another folder)")
+            _require_same_weights(fingerprints, out, simulation)
             # Before the data are partitioned, which depends on the seed.
             if (options := json.dumps([*map(to_table, (config.data, config.task))])) in seen:
                 continue
@@ -232,6 +243,35 @@ def _check_runs(
     return refused, fingerprints
 
 
+def _require_same_weights(fingerprints: dict[str, str], out: Path, simulation: Simulation) -> None:
+    """Refuse a run with other pretrained weights or models in files than the comparison began with.
+
+    Args:
+        fingerprints: those of the comparison; new ones are added.
+        out: folder of the comparison.
+        simulation: the run.
+
+    Raises:
+        RunFolderError: naming the option whose files have changed.
+    """
+    config, space = simulation.setting.spec, simulation.setting.feature_space
+    digests = {
+        "features.backbone": "" if space is None else space.backbone.digest,
+        "student.model": file_fingerprint(simulation.student),
+        "nodes.models": "".join(sorted({file_fingerprint(node.model) for node in simulation.nodes})),
+        "nodes.perceptual": file_fingerprint(simulation.at_nodes.perceptual),
+    }
+    for option, digest in digests.items():
+        # Weights also depend on the shape of the data.
+        parts = [attrgetter(name)(config) for name in (*WEIGHT_OPTIONS[option], "data", "task")]
+        key = f"{option} {json.dumps([*map(to_table, parts)])}"
+        if digest and fingerprints.setdefault(key, digest) != digest:
+            names = " and ".join(WEIGHT_OPTIONS[option])
+            raise RunFolderError(
+                f"{out} began with other weights of {names} (expected the same files, or another folder)"
+            )
+
+
 def _user_modules(comparison: Comparison, all_runs: Sequence[ComparisonRun]) -> Mapping[str, tuple[str, str]]:
     """Return the custom modules that runs use, with the name and the fingerprint of their files."""
     modules: dict[str, tuple[str, str]] = {}
@@ -242,7 +282,12 @@ def _user_modules(comparison: Comparison, all_runs: Sequence[ComparisonRun]) -> 
             continue
         choices = (config.method, config.data, config.task, config.split)
         names = {type(part).__module__ for part in choices}
-        networks = (*config.nodes.models, config.student.model)
+        networks = (
+            *config.nodes.models,
+            config.student.model,
+            config.features.backbone,
+            config.nodes.perceptual,
+        )
         names |= {(encoder_backbone(name) or name).rpartition(":")[0] for name in networks}
         for name in names:
             file = getattr(sys.modules.get(name), "__file__", None)
