@@ -234,6 +234,8 @@ class Simulation(MeasuredSimulation):
 
     def _prepare_nodes(self, saved: Mapping[str, Any]) -> None:
         if not saved:
+            if self.records.folder is not None:
+                self.records.save(self._input_digests())  # a run that is stopped early keeps its inputs, too
             return
         if not {"data", "models"} <= saved.keys():
             raise RunFolderError(
@@ -244,6 +246,8 @@ class Simulation(MeasuredSimulation):
                 "the data have changed since the run was started: restore them, or start a new run"
             )
         self._require_same_models(saved["models"])
+        if "nodes" not in saved:  # stopped before its first checkpoint
+            return
         self.compute.precision = saved["precision"]  # as at the start, also on another machine
         self.local_steps, self.groups = saved["local_steps"], saved["groups"]
         for node in self.nodes:
@@ -295,10 +299,12 @@ class Simulation(MeasuredSimulation):
             "local_steps": self.local_steps,
             "groups": self.groups,
             "nodes": {node.name: node.state_dict() for node in self.nodes},
-            "data": self._data_digest,
-            "models": self._model_fingerprints(),
             "centralized": None if self.centralized_node is None else self.centralized_node.state_dict(),
+            **self._input_digests(),
         }
+
+    def _input_digests(self) -> dict[str, Any]:
+        return {"data": self._data_digest, "models": self._model_fingerprints()}
 
     @cached_property
     def _data_digest(self) -> str:

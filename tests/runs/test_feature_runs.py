@@ -23,7 +23,7 @@ from fedstill.models import MLP
 from fedstill.models.backbones import Backbone, BackboneWithHead
 from fedstill.runs import feature_space, run
 from fedstill.runs.feature_space import public_moments
-from fedstill.runs.simulation import build_simulation
+from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec
 from fedstill.student.evaluate import evaluate
 from tests.support.errors import raises_invalid
@@ -354,6 +354,27 @@ def test_resume_detects_another_backbone(tmp_path: Path) -> None:
     changed, _ = build_simulation(features_config(tmp_path, BACKBONE, features={"weights": str(path)}))
     with pytest.raises(ModelError, match=r"^the backbone"):
         changed._prepare_nodes(state)
+
+
+def test_run_that_is_stopped_before_its_first_checkpoint_keeps_its_backbone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = weights_file(tmp_path / "w.safetensors"), tmp_path / "run"
+    spec = features_config(tmp_path, BACKBONE, features={"weights": str(path)})
+    with monkeypatch.context() as stopping:
+        stopping.setattr(Simulation, "_train_locally", stop)
+        with pytest.raises(KeyboardInterrupt):
+            start(spec, out)
+    weights_file(path, 1.0)
+    with pytest.raises(ModelError, match=r"^the backbone"):
+        run.resume(out, progress=False)
+    weights_file(path)
+    resumed = run.resume(out, progress=False)
+    assert resumed["accuracy"] == start(spec, tmp_path / "whole")["accuracy"]
+
+
+def stop(simulation: Simulation) -> None:
+    raise KeyboardInterrupt
 
 
 def test_missing_moments_are_refused_before_features_are_computed(
