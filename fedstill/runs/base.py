@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.core.registry import is_object_path
 from fedstill.federation.secure_aggregation import AnyFederation
 from fedstill.methods._server import Server
+from fedstill.models.predictors import file_fingerprint
 from fedstill.node.architectures import architecture_key
-from fedstill.node.model_setup import prepare_model
+from fedstill.node.model_setup import architecture_hash, prepare_model
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.method import NamedNetwork, method_name
 from fedstill.protocol.node_side import NodeSide
@@ -154,6 +155,29 @@ class Run(Loop):
         if maps is not None:
             # A copy, as safetensors refuses shared memory.
             self.records.samples[f"{step_name}.maps"] = maps.cpu().contiguous().clone()
+
+    def _model_fingerprints(self) -> dict[str, str]:
+        """Return fingerprints of the student and the backbone: architecture and pretrained weights."""
+        fingerprints = {"student": architecture_hash(self.student) + file_fingerprint(self.student)}
+        if self.setting.feature_space is not None:
+            fingerprints["the backbone"] = self.setting.feature_space.backbone.digest
+        return fingerprints
+
+    def _require_same_models(self, before: Mapping[str, str]) -> None:
+        """Refuse to resume a run with other models or pretrained weights than it began with.
+
+        Args:
+            before: the fingerprints at its start.
+
+        Raises:
+            ModelError: naming those that differ.
+        """
+        now = self._model_fingerprints()
+        if other := [name for name in {**now, **before} if before.get(name) != now.get(name)]:
+            raise ModelError(
+                f"{', '.join(other)}: the model has changed since the run was started: restore it, or start "
+                "a new run"
+            )
 
     # --- for the results ------------------------------------------------------------------------------
 

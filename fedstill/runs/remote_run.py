@@ -134,6 +134,7 @@ class RemoteRun(Run):
 
     def _prepare_nodes(self, saved: Mapping[str, Any]) -> None:
         if saved:
+            self._require_same_models(saved["models"])
             self.federation.link_costs = LinkCosts(**saved["link_costs"])
         self.federation.join()
         kind, joined = architecture_hash(self.configured_student), self.federation.node_status
@@ -167,7 +168,11 @@ class RemoteRun(Run):
         """Save the nodes' checkpoints first, so that each checkpoint of the server exists at the nodes."""
         checkpoint = self.federation.number
         self.federation.save_checkpoint(checkpoint)
-        return {"checkpoint": checkpoint, "link_costs": asdict(self.federation.link_costs)}
+        return {
+            "checkpoint": checkpoint,
+            "link_costs": asdict(self.federation.link_costs),
+            "models": self._model_fingerprints(),
+        }
 
     def _train_centralized(self, saved: Mapping[str, Any]) -> None:
         """Do nothing: the nodes' data are not here."""

@@ -196,6 +196,16 @@ def test_owner_plan_uses_features_of_node_file(tmp_path: Path, capsys: pytest.Ca
     assert "features.backbone" in stdout_of(capsys, "plan", str(clinic.folder), str(path), code=2)
 
 
+def test_plan_refuses_features_that_the_run_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    features = FEATURES + 'normalize = "public"\ncomponents = 50\n'
+    path = write(tmp_path, features + FEDKD.replace("0.1", "0.01") + privacy("dp-sgd"))
+    with pytest.raises(ArgumentError, match=r"features\.components"):
+        build_simulation(load_toml(path))
+    assert "features.components" in stdout_of(capsys, "plan", str(path), code=2)
+
+
 def test_no_queries_cost_nothing(tmp_path: Path) -> None:
     _, plans, _ = charged(write(tmp_path, '[method]\nname = "standalone"\n', privacy("dp-sgd")))
     for plan in plans.values():
