@@ -75,6 +75,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.fedprox import FedProx as FedProx
     from fedstill.methods.fedtgp import FedTGP as FedTGP
     from fedstill.methods.fedzge import FedZGE as FedZGE
+    from fedstill.methods.fens import FENS as FENS
     from fedstill.methods.fl_mrcm import FLMRCM as FLMRCM
     from fedstill.methods.lg_fedavg import LGFedAvg as LGFedAvg
     from fedstill.methods.public_only import PublicOnly as PublicOnly
@@ -86,6 +87,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.privacy.config import GradientsConfig as GradientsConfig
     from fedstill.privacy.config import NoPrivacy as NoPrivacy
     from fedstill.privacy.config import PrivacyConfig as PrivacyConfig
+    from fedstill.privacy.config import SumsConfig as SumsConfig
     from fedstill.privacy.dpsgd import DPSGD as DPSGD
     from fedstill.privacy.noisy_outputs import NoisyOutputs as NoisyOutputs
     from fedstill.privacy.noisy_outputs import OutputsConfig as OutputsConfig
@@ -146,6 +148,7 @@ _PUBLIC_NAMES = {
     "methods.fedprox": "FedProx",
     "methods.fedtgp": "FedTGP",
     "methods.fedzge": "FedZGE",
+    "methods.fens": "FENS",
     "methods.fl_mrcm": "FLMRCM",
     "methods.lg_fedavg": "LGFedAvg",
     "methods.public_only": "PublicOnly",
@@ -153,7 +156,7 @@ _PUBLIC_NAMES = {
     "models.backbones": "Features",
     "models.model_config": "CustomModel",
     "node.policy": "PolicyConfig",
-    "privacy.config": "GradientsConfig NoPrivacy PrivacyConfig DPTrainingConfig",
+    "privacy.config": "GradientsConfig NoPrivacy PrivacyConfig DPTrainingConfig SumsConfig",
     "privacy.dpsgd": "DPSGD",
     "privacy.noisy_outputs": "NoisyOutputs OutputsConfig",
     "privacy.pate": "PATE PateConfig",

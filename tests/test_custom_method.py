@@ -28,7 +28,7 @@ import os, signal
 from fedstill.core.run_writer import RunWriter
 save, saves = RunWriter.save, []
 def die(self, *given, **named):
-    if len(saves) == 5:  # nodes have changed since the last save
+    if len(saves) == 6:  # the first one has no progress, and nodes have changed since the last
         os.kill(os.getpid(), signal.SIGKILL)
     saves.append(save(self, *given, **named))
 RunWriter.save, RunWriter.is_save_due = die, lambda self: True

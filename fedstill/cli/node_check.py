@@ -64,7 +64,7 @@ from fedstill.privacy.statement import make_statement
 from fedstill.protocol.method import METHODS, Method, build_node_side
 from fedstill.protocol.node_side import NodeSetting, NodeSide, placeholder_public
 from fedstill.protocol.queries import Query
-from fedstill.runs.feature_space import placeholder_features
+from fedstill.runs.feature_space import public_on_features
 from fedstill.runs.spec import RunSpec, load
 
 LIVE = "the run queries connected nodes repeatedly, but this node responds to files only (online = false)"
@@ -187,7 +187,7 @@ def _judge_method(
     task = spec.make_task() if spec else named.minimal_task()
     public = asking.public if asking else None
     if asking is not None and found.features is not None:
-        public = placeholder_features(asking.config.public, public, found.features.model_width)
+        public = public_on_features(asking.config.public, public, found.features.model_width)
     known = public or placeholder_public(task, spec.shape if spec else ())
     sums = asking is not None and asking.config.link.secure_aggregation
     at = NodeSetting(task, file.local, found.compute or Compute(), known, secure_aggregation=sums)

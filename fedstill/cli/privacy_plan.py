@@ -26,7 +26,6 @@ from fedstill.data.data_spec import DataSpec
 from fedstill.data.loading import load
 from fedstill.data.public import PublicData
 from fedstill.data.stratified_sampling import limit_groups
-from fedstill.models.backbones import RawInputs, load_backbone
 from fedstill.node import folder_log, owner_folder
 from fedstill.node.audit_entries import RESPONSE
 from fedstill.node.features import own_features
@@ -50,8 +49,8 @@ from fedstill.privacy.events import PrivacyCost, cost_from_dict, cost_to_dict, t
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.node_side import NodeSetting
-from fedstill.runs.build import split_data
-from fedstill.runs.feature_space import placeholder_features
+from fedstill.runs.build import prepare_data
+from fedstill.runs.feature_space import public_on_features
 from fedstill.runs.spec import RunSpec
 from fedstill.tasks import TaskConfig
 
@@ -120,7 +119,7 @@ def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[Plann
         raise FedstillError(f"{file.name} would refuse {target}: {reason}")
     if file.features:
         width = own_features(file, folder, spec).model_width
-        spec, public = spec.on_features(width), placeholder_features(config.public, public, width)
+        spec, public = spec.on_features(width), public_on_features(config.public, public, width)
     run = PlannedRun(target, asking.config.method, spec, public, (file.model.name,), notes)
     _require_public(run, asking.note)
     spent = folder_log.read_total_spent(file, folder)
@@ -130,14 +129,13 @@ def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[Plann
 def _planned_simulated_nodes(target: str, config: RunSpec) -> tuple[PlannedRun, list[PlannedNode]]:
     """All nodes of a simulation, with the parts of the data that they will have."""
     data = load(config.data, config.task)
-    parts, public = split_data(config, data)
+    loaded = prepare_data(config, data, placeholder=True)
+    parts, space = loaded.parts, loaded.feature_space
     notes = group_privacy_notes(parts, [config.nodes.privacy] * len(parts))
     spec = DataSpec.from_data(config.task, data)
-    if config.features:
-        raw = RawInputs(spec.shape, spec.mean, spec.std, spec.vocabulary)
-        width = config.features.model_width(load_backbone(config.features, raw).width)
-        spec, public = spec.on_features(width), placeholder_features(config.public, public, width)
-    made = PlannedRun(target, config.method, spec, public, config.nodes.models, notes)
+    if space is not None:
+        spec = spec.on_features(space.width)
+    made = PlannedRun(target, config.method, spec, loaded.public, config.nodes.models, notes)
     _require_public(made, "")
     own = (config.nodes.privacy, config.nodes.local)
     if needs_mechanism(config.nodes.privacy):  # as the run itself does then
@@ -220,7 +218,7 @@ def _noise_by_part(
     """Noise by part, where one number is that of the one part that is in query."""
     if isinstance(given, Mapping):
         for part in given:
-            if not privacy.noise_option_tables:
+            if not privacy.protects:
                 allowed = f"none, as mechanism {privacy.registered_name!r} draws no noise"
                 raise ArgumentError("--noise", part, allowed)
             if part not in privacy.noise_option_tables:
@@ -315,7 +313,9 @@ def plan_record(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
             {
                 "node": plan.node.name,
                 "records": plan.node.examples,
-                "noise": plan.mechanism.noise_levels,
+                "noise": {
+                    part: plan.mechanism.noise_levels[part] for part in charged_noise_tables(plan.mechanism)
+                },
                 "length": None if plan.length is None else {plan.length.name: plan.length.value},
                 "epsilon": {"pld": plan.cost.pld, "rdp": plan.cost.rdp},
                 "refused": refusal(plan.mechanism, plan.node.spent),
@@ -381,7 +381,7 @@ def _steps_note(plans: Sequence[NodePlan]) -> str:
 
 
 def _print_nodes(console: Console, plans: Sequence[NodePlan]) -> None:
-    parts = [part for part in plans[0].mechanism.config.noise_option_tables if any(_levels(plans, part))]
+    parts = charged_noise_tables(plans[0].mechanism)
     rows = [
         [
             plan.node.name,
@@ -547,8 +547,8 @@ def _new_levels(plans: Sequence[NodePlan]) -> dict[str, float]:
     """The noise that was found, by part, rounded up."""
     found = {}
     given = plans[0].node.privacy.noise_option_tables
-    for part, table in plans[0].mechanism.config.noise_option_tables.items():
-        most = max(_levels(plans, part))
+    for part in charged_noise_tables(plans[0].mechanism):
+        table, most = plans[0].mechanism.config.noise_option_tables[part], max(_levels(plans, part))
         if most > 0 and (table.noise is None or table.noise != given[part].noise):
             found[part] = round_noise_up(most)
     return found

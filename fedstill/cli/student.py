@@ -24,7 +24,10 @@ Model = Annotated[
     Parameter(help="the student's network as package.module:factory, if it is not part of fedstill"),
 ]
 
-Backbone = Annotated[str, Parameter(help="file of the student's backbone, if it has moved since the run")]
+Backbone = Annotated[
+    str, Parameter(help="hf:FOLDER or FILE.onnx of the student's backbone, if it has moved since the run")
+]
+BackboneWeights = Annotated[str, Parameter(help="file of the backbone's weights, if it has moved")]
 
 
 def predict(
@@ -39,6 +42,7 @@ def predict(
     channels: Channels = (),
     model: Model = None,
     backbone: Backbone = "",
+    backbone_weights: BackboneWeights = "",
     as_json: AsJson = False,
 ) -> None:
     """Write the student's predictions for new data as a CSV file.
@@ -56,7 +60,7 @@ def predict(
     file = out or Path(f"{data.stem}-predictions.csv")
     if out is None and file.exists():
         raise FedstillError(f"{file} exists: --out names another file, or this one to replace it")
-    student = load(run, model, backbone)
+    student = load(run, model, backbone, backbone_weights)
     options = EvaluationDataOptions(fit=fit, label=label, image=image, channels=channels)
     count = write_predictions(student, str(data), replace(options, words=student.about.words), file)
     if as_json:
@@ -80,6 +84,7 @@ def evaluate(
     slices: NonNegativeInt = 0,
     model: Model = None,
     backbone: Backbone = "",
+    backbone_weights: BackboneWeights = "",
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the student on other labeled data, in total and by site.
@@ -98,7 +103,7 @@ def evaluate(
     options = EvaluationDataOptions(
         root=root, fit=fit, label=label, image=image, channels=channels, slices=slices, sites=sites
     )
-    found = evaluate_student(run, data, options, model, backbone)
+    found = evaluate_student(run, data, options, model, backbone, backbone_weights)
     if as_json:
         print_json(found)
         return
@@ -122,6 +127,7 @@ def export(
     out: Path | None = None,
     model: Model = None,
     backbone: Backbone = "",
+    backbone_weights: BackboneWeights = "",
     as_json: AsJson = False,
 ) -> None:
     """Export the student with its preprocessing to ONNX, TorchScript or Hugging Face.
@@ -138,7 +144,7 @@ def export(
     from fedstill.student.student_model import load
 
     default_name = export_format_by_name(kind).name  # before the run is read: a wrong format is seen at once
-    student = load(run, model, backbone)
+    student = load(run, model, backbone, backbone_weights)
     folder = run if run.is_dir() else run.parent
     out = out or folder / default_name
     apart = export_student(student, kind, out)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import format_seconds
 from fedstill.data.loading import cache_loads, load
 from fedstill.models.model_config import encoder_backbone
+from fedstill.models.predictors import file_fingerprint
 from fedstill.runs import run
 from fedstill.runs.data_digests import digest_examples
-from fedstill.runs.simulation import build_simulation
+from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec
 
 __all__ = [
@@ -63,8 +65,15 @@ TRAINED_FOLDER = ".trained"
 NOT_RUN_FILE = "not_run.json"
 NOT_ATTACKED_FILE = "not_attacked.json"
 LOCK_FILE = ".lock"
-# Fingerprints of the data by their options, and of custom modules by name.
+# Fingerprints of data and weights by their options, and of custom modules by name.
 FINGERPRINTS_FILE = "data.json"
+# Options that name weights, by the option of the network.
+WEIGHT_OPTIONS = {
+    "features.backbone": ("features",),
+    "student.model": ("student.model", "student.encoder_weights"),
+    "nodes.models": ("nodes.models", "nodes.encoder_weights"),
+    "nodes.perceptual": ("nodes.perceptual", "nodes.perceptual_weights"),
+}
 
 
 def compare(
@@ -367,8 +376,9 @@ def run_and_attack(
     finished = (folder / "result.json").exists()
     if not finished:
         start("run")
+    check = partial(_require_same_weights, dict(_read_string_mapping(out / FINGERPRINTS_FILE)), out)
     try:
-        _run(comparison.run_config(planned), folder, bars, trained, report)
+        _run(comparison.run_config(planned), folder, bars, trained, report, check)
     except RunFolderError:
         raise  # not caused by the method
     except FedstillError as error:
@@ -431,9 +441,13 @@ def read_command(out: Path) -> str:
     return read_text(out / COMPARISON_FILE).partition("\n")[0].removeprefix(run.COMMAND)
 
 
-def _run(config: RunSpec, folder: Path, bars: bool, trained: Path | None, report: run.Report) -> None:
+def _run(
+    config: RunSpec, folder: Path, bars: bool, trained: Path | None, report: run.Report, check: run.Check
+) -> None:
     command = shlex.join(["fedstill", "run", str(folder / "config.toml")])
-    run.run_or_resume(config, folder, command=command, progress=bars, trained=trained, report=report)
+    run.run_or_resume(
+        config, folder, command=command, progress=bars, trained=trained, report=report, check=check
+    )
 
 
 def _attack(folder: Path, leakage: Table, bars: bool) -> None:
@@ -444,12 +458,12 @@ def _attack(folder: Path, leakage: Table, bars: bool) -> None:
 
 def _check_runs(
     comparison: Comparison, all_runs: list[ComparisonRun], out: Path, console: Console
-) -> tuple[dict[str, str], Mapping[str, str]]:
+) -> tuple[dict[str, str], dict[str, str]]:
     """Check all runs before the first one starts: one seed of each method and setting.
 
     Returns:
-        Why runs cannot run in their setting, by folder, and the fingerprints of their data and custom
-        modules. The fingerprints reveal replaced files when a comparison is resumed.
+        Why runs cannot run in their setting, by folder, and the fingerprints of their data, custom modules
+        and weights. The fingerprints reveal replaced files when a comparison is resumed.
     """
     refused: dict[str, str] = {}
     fingerprints, seen = dict(_read_string_mapping(out / FINGERPRINTS_FILE)), set[str]()
@@ -472,11 +486,7 @@ def _check_runs(
                 seeds = [dataclasses.replace(planned, seed=seed) for seed in comparison.seeds]
                 refused.update((other.folder, str(error)) for other in seeds if other in unfinished)
                 continue
-            if (space := simulation.setting.feature_space) is not None:
-                backbone = f"backbone {json.dumps(to_table(config.features))}"
-                if fingerprints.setdefault(backbone, space.backbone.digest) != space.backbone.digest:
-                    other = f"{out} began with another backbone {config.features.backbone!r}"
-                    raise RunFolderError(f"{other} (expected the same weights, or another folder)")
+            _require_same_weights(fingerprints, out, simulation)
             # Before the data are partitioned, which depends on the seed.
             if (options := json.dumps([*map(to_table, (config.data, config.task))])) in seen:
                 continue
@@ -498,6 +508,35 @@ def _require_one_method(all_runs: Sequence[ComparisonRun], refused: Mapping[str,
             raise FedstillError(f"no method can run{location}: {refused[folders[0]]}")
 
 
+def _require_same_weights(fingerprints: dict[str, str], out: Path, simulation: Simulation) -> None:
+    """Refuse a run with other pretrained weights or models in files than the comparison began with.
+
+    Args:
+        fingerprints: those of the comparison; new ones are added.
+        out: folder of the comparison.
+        simulation: the run.
+
+    Raises:
+        RunFolderError: naming the option whose files have changed.
+    """
+    config, space = simulation.setting.spec, simulation.setting.feature_space
+    digests = {
+        "features.backbone": "" if space is None else space.backbone.digest,
+        "student.model": file_fingerprint(simulation.student),
+        "nodes.models": "".join(sorted({file_fingerprint(node.model) for node in simulation.nodes})),
+        "nodes.perceptual": file_fingerprint(simulation.at_nodes.perceptual),
+    }
+    for option, digest in digests.items():
+        # Weights also depend on the shape of the data.
+        parts = [attrgetter(name)(config) for name in (*WEIGHT_OPTIONS[option], "data", "task")]
+        key = f"{option} {json.dumps([*map(to_table, parts)])}"
+        if digest and fingerprints.setdefault(key, digest) != digest:
+            names = " and ".join(WEIGHT_OPTIONS[option])
+            raise RunFolderError(
+                f"{out} began with other weights of {names} (expected the same files, or another folder)"
+            )
+
+
 def _user_modules(comparison: Comparison, all_runs: Sequence[ComparisonRun]) -> Mapping[str, tuple[str, str]]:
     """Return the custom modules that runs use, with the name and the fingerprint of their files."""
     modules: dict[str, tuple[str, str]] = {}
@@ -508,7 +547,12 @@ def _user_modules(comparison: Comparison, all_runs: Sequence[ComparisonRun]) -> 
             continue
         choices = (config.method, config.data, config.task, config.split)
         names = {type(part).__module__ for part in choices}
-        networks = (*config.nodes.models, config.student.model)
+        networks = (
+            *config.nodes.models,
+            config.student.model,
+            config.features.backbone,
+            config.nodes.perceptual,
+        )
         names |= {(encoder_backbone(name) or name).rpartition(":")[0] for name in networks}
         for name in names:
             file = getattr(sys.modules.get(name), "__file__", None)

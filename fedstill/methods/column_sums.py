@@ -3,7 +3,7 @@
 A schema's ranges are the allowed values, and may be wide: a network cannot use a column that fills a
 hundredth of its range. Here each node releases once its number of rows and, for each numeric column, the sum
 and the sum of squares of the values scaled to -1..1. Each row changes each of these numbers by 1 at most,
-which is the sensitivity of the gate's Gaussian noise (privacy.sums_noise). Nothing is trained. The run writes
+which is the sensitivity of the gate's Gaussian noise (privacy.sums.noise). Nothing is trained. The run writes
 ``schema.toml``, the schema with a scale for each column, which other runs use.
 """
 
@@ -59,7 +59,7 @@ class ColumnSums(Method):
     width: PositiveFloat = 3.0
     """A column's scale is its mean and so many standard deviations to both sides, within its range."""
     noise: NonNegativeFloat = 4.0
-    """privacy.sums_noise of the nodes, as their owners state it. A scale is widened by the likely error of
+    """privacy.sums.noise of the nodes, as their owners state it. A scale is widened by the likely error of
     such noise, up to the whole range."""
 
     def needs(self) -> Needs:

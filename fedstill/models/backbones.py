@@ -35,7 +35,7 @@ from fedstill.core.text_format import format_shape
 from fedstill.models.hugging_face import PADDING, PREFIX, import_transformers, load_encoder, swap_padding
 from fedstill.models.image_classifiers import RandomConv, Scattering, UnitNorm
 from fedstill.models.principal_components import LEAST_DEVIATION, MIN_FEATURE_STD
-from fedstill.models.weights_file import lacking_weights_error, read_weights
+from fedstill.models.weights_file import digest_weights, lacking_weights_error, read_weights
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NETWORK_NAME = re.compile(r"[A-Za-z0-9_.]+")  # in timm and torchvision; others may name a hub
@@ -341,7 +341,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.conversion, self.network, self.raw, self.precision = conversion, network, raw, precision
         self.identity = dict(identity)
-        self.digest = _digest(network, {**identity, **asdict(raw)})
+        self.digest = digest_weights(network, {**identity, **asdict(raw)})
         if precision == "bfloat16":
             network.to(torch.bfloat16)
         if len(raw.shape) == 3:
@@ -846,11 +846,3 @@ def _native_precision(device: str) -> Literal["float32", "bfloat16"]:
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     is_native = device == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return "bfloat16" if is_native else "float32"
-
-
-def _digest(network: nn.Module, identity: Mapping[str, Any]) -> str:
-    hashed = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
-    for name, tensor in network.state_dict().items():
-        hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        hashed.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return hashed.hexdigest()[:32]

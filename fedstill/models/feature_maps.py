@@ -24,6 +24,7 @@ from fedstill.models.backbones import (
     load_network_weights,
     load_untrained,
 )
+from fedstill.models.weights_file import digest_weights
 
 PROBED_SIDE = 128  # smallest height and width of the image that is measured
 EXPECTED = "timm:NAME, torchvision:NAME or package.module:factory"
@@ -77,7 +78,7 @@ class FeatureMaps(nn.Module):
         if channels and raw.shape[0] not in (1, channels):
             found = f"images of {raw.shape[0]} channels"
             raise ModelError(f"backbone {backbone} for {found} (expected 1 or {channels}, as it takes)")
-        self.backbone, self.network = backbone, network
+        self.backbone, self.network, self._digest = backbone, network, ""  # private: of no architecture
         self.conversion = PixelConversion(raw, channels or raw.shape[0], 0, mean, std)
         self.network.eval()
         self.scales = find_scales(network, self.conversion.channels, raw.shape[1:], backbone)
@@ -98,6 +99,12 @@ class FeatureMaps(nn.Module):
             load_network_weights(self.network, Path(weights).expanduser(), self.backbone, option)
         elif self.backbone.startswith(LIBRARIES):  # a custom factory may have its weights itself
             raise ArgumentError(option, "", f"a local .safetensors file of weights for {self.backbone}")
+        self._digest = digest_weights(self.network, {"backbone": self.backbone})
+
+    @property
+    def digest(self) -> str:
+        """Digest of the pretrained weights, which training does not change; empty before :meth:`load`."""
+        return self._digest
 
     def train(self, mode: bool = True) -> FeatureMaps:
         """Set the mode, except that the network stays in evaluation mode."""

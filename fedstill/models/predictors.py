@@ -38,8 +38,10 @@ from torch import nn
 
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError, PredictorError
 from fedstill.core.registry import USER_CODE_ERRORS, first_line
+from fedstill.models.feature_maps import FeatureMaps
 from fedstill.models.interface import MIN_PROBABILITY, ClassMap, Interface
 from fedstill.models.model_config import ModelConfig
+from fedstill.models.vgg import VGGFeatures
 
 Floats = npt.NDArray[np.floating[Any]]
 Numbers = npt.NDArray[Any]
@@ -535,12 +537,15 @@ def _model_errors() -> tuple[type[Exception], ...]:
     )
 
 
-def file_fingerprint(model: nn.Module) -> str:
-    """Return the fingerprint of the files of a model's predictors, or an empty text.
+def file_fingerprint(*networks: nn.Module | None) -> str:
+    """Return the fingerprints of files that networks were made from; empty if there are none.
 
-    Networks are not included: runs store their weights.
+    These are the files of predictors, of pretrained encoders and of a perceptual loss. Other weights are not
+    included: runs store them.
     """
-    return "".join(module.file for module in model.modules() if isinstance(module, Predictor))
+    modules = [module for network in networks if network is not None for module in network.modules()]
+    digests = [module.digest for module in modules if isinstance(module, FeatureMaps | VGGFeatures)]
+    return "".join([*(module.file for module in modules if isinstance(module, Predictor)), *digests])
 
 
 def return_nan_on_failure(model: nn.Module) -> None:

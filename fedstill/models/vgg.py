@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, DataError, ModelError
+from fedstill.models.weights_file import digest_weights
 
 IMAGENET_MEAN, IMAGENET_STD = (
     (0.485, 0.456, 0.406),
@@ -70,6 +72,11 @@ class VGGFeatures(nn.Module):
         for name, values in buffers.items():
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
         self.eval().requires_grad_(False)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the weights."""
+        return digest_weights(self, {})
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Map normalized images ``(B, 1 or 3, H, W)``, at least 8 pixels per side, to four activations."""

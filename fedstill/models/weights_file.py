@@ -1,12 +1,17 @@
-"""Files of weights: safetensors, as no pickle is read."""
+"""Files of weights: safetensors, as no pickle is read; and digests of weights."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 
 from fedstill.core.errors import ModelError
 from fedstill.core.registry import first_line
@@ -35,3 +40,19 @@ def read_weights(path: Path, option: str = "model.weights") -> dict[str, torch.T
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{option} {path.name!r} is not a safetensors file: {first_line(error)}") from error
+
+
+def digest_weights(network: nn.Module, identity: Mapping[str, Any]) -> str:
+    """Return a digest of a network's weights and of JSON values that identify it, 32 hexadecimal digits.
+
+    >>> layer = nn.BatchNorm1d(2)
+    >>> before = digest_weights(layer, {})
+    >>> layer.running_mean[0] = 1.0
+    >>> digest_weights(layer, {}) == before
+    False
+    """
+    hashed = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+    for name, tensor in network.state_dict().items():
+        hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        hashed.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()[:32]

@@ -170,7 +170,7 @@ class Session:
         run_facts = {
             "plan": plan.to_dict(),
             "data": keyed_digest(secret, data_digest),
-            "model": architecture_hash(network) + file_fingerprint(network),
+            "model": architecture_hash(network) + file_fingerprint(network, perceptual),
         }
         self.audit.require_sound()
         self._protect_and_resume(method, secret, run_facts)

@@ -370,7 +370,7 @@ def prepare_data(
         FedstillError: the data cannot be split, or the backbone cannot be loaded.
     """
     parts, public = split_data(spec, data)
-    return compute_features(spec, data, parts, public, progress=progress, placeholder=placeholder)
+    return _to_model_inputs(spec, data, parts, public, progress=progress, placeholder=placeholder)
 
 
 def prepare_server_data(spec: RunSpec, *, train_needed: bool = False) -> tuple[LoadedData, DataSpec]:
@@ -387,10 +387,10 @@ def prepare_server_data(spec: RunSpec, *, train_needed: bool = False) -> tuple[L
     """
     data = load(spec.data, spec.task, train_needed=train_needed)
     _, public = load_public(spec.public, data, spec.task)
-    return compute_features(spec, data, [], public), DataSpec.from_data(spec.task, data)
+    return _to_model_inputs(spec, data, [], public), DataSpec.from_data(spec.task, data)
 
 
-def compute_features(
+def _to_model_inputs(
     spec: RunSpec,
     data: DataSet,
     parts: Sequence[TensorData],

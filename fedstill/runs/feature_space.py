@@ -163,11 +163,9 @@ def to_feature_space(
             scale = make_scale(options.normalize, backbone, moments)
         with torch.no_grad():
             features = [scale(each) for each in features]
-    if public is not None:
-        used = dict(scale.named_buffers()) if is_public else None
-        public = replace(public, inputs=features.pop(0), moments=used)
-    elif public_config.name == GAUSSIAN:
-        public = gaussian_features(public_config, width)
+    public = public_on_features(public_config, public, width, None if public is None else features.pop(0))
+    if public is not None and is_public:
+        public = replace(public, moments=dict(scale.named_buffers()))
     notes = list(cache.notes)
     if public is not None and public_config.name == GAUSSIAN and options.normalize == "none":
         notes.append(UNNORMALIZED)
@@ -188,17 +186,20 @@ def _check_shapes(
             raise ArgumentError(f"shape of {name}", found, f"{shape}, as the backbone takes them")
 
 
-def placeholder_features(config: PublicConfig, public: PublicData | None, width: int) -> PublicData | None:
-    """Return public data of a run with zeros as features, whose number is enough for its privacy cost.
+def public_on_features(
+    config: PublicConfig, public: PublicData | None, width: int, features: torch.Tensor | None = None
+) -> PublicData | None:
+    """Return the public data of a run on features: the given ones, or vectors sampled in feature space.
 
     Args:
         config: source of the public data.
         public: public data before features, or None.
         width: number of features that the models take.
+        features: features of the public data ``(N, width)``; None: zeros, which are enough to check a run.
     """
     if public is None:
         return gaussian_features(config, width) if config.name == GAUSSIAN else None
-    return replace(public, inputs=torch.zeros(len(public), width))
+    return replace(public, inputs=torch.zeros(len(public), width) if features is None else features)
 
 
 def on_features(data: DataSet, test: TensorData) -> DataSet:

@@ -42,6 +42,7 @@ COMMAND = "# Made by: "  # start of the first line of config.toml, before the co
 
 
 Report = Callable[[Path], object]  # writes the report of a run's folder, also of an unfinished run
+Check = Callable[[Simulation], object]  # raises an error if a simulation must not run
 
 
 def run(
@@ -52,6 +53,7 @@ def run(
     progress: bool,
     trained: Path | None = None,
     report: Report | None = None,
+    check: Check | None = None,
 ) -> dict[str, Any]:
     """Run a configuration from the start.
 
@@ -62,6 +64,7 @@ def run(
         progress: show progress.
         trained: folder for nodes' models that are shared with other runs.
         report: called repeatedly during the run.
+        check: called with the simulation before it runs, to refuse it.
 
     Returns:
         Content of ``result.json``.
@@ -76,7 +79,7 @@ def run(
     if spec.engine.startup_kit:
         spec = _with_kit(spec, Path(spec.engine.startup_kit))
     listeners = TrackerGroup(spec.track, to_dict(spec))
-    prepared = None if spec.engine.startup_kit else build_simulation(spec, progress=progress)
+    prepared = None if spec.engine.startup_kit else _build_simulation(spec, progress, check)
     make_folder(out)
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(spec)}")
     return _run_in_folder(spec, prepared, out, command, progress, trained, report, listeners)
@@ -90,6 +93,7 @@ def run_or_resume(
     progress: bool,
     trained: Path | None = None,
     report: Report | None = None,
+    check: Check | None = None,
 ) -> dict[str, Any]:
     """Run a configuration, resume it, or read its result if it is finished.
 
@@ -103,12 +107,21 @@ def run_or_resume(
         part = out / "config.toml.part"
         if out.is_dir() and list(out.iterdir()) == [part]:  # left by a run that was interrupted at its start
             part.unlink()
-        return run(spec, out, command=command, progress=progress, trained=trained, report=report)
+        return run(spec, out, command=command, progress=progress, trained=trained, report=report, check=check)
     if kit := spec.engine.startup_kit:  # as it is written to config.toml
         spec = replace(spec, engine=replace(spec.engine, startup_kit=str(Path(kit).resolve())))
     if load_toml(out / "config.toml") != spec:
         raise RunFolderError(f"{out} holds a run with other options: choose another folder")
-    return resume(out, progress=progress, trained=trained, report=report)
+    return resume(out, progress=progress, trained=trained, report=report, check=check)
+
+
+def _build_simulation(
+    spec: RunSpec, progress: bool, check: Check | None
+) -> tuple[Simulation, dict[str, Any]]:
+    prepared = build_simulation(spec, progress=progress)
+    if check is not None:
+        check(prepared[0])
+    return prepared
 
 
 def _require_engine(spec: RunSpec) -> None:
@@ -136,12 +149,13 @@ def resume(
     startup_kit: Path | None = None,
     trained: Path | None = None,
     report: Report | None = None,
+    check: Check | None = None,
 ) -> dict[str, Any]:
     """Resume a run that was interrupted; it reaches the metrics of an uninterrupted run.
 
     Args:
         startup_kit: the admin's kit, if the one that the run was started with has moved or expired.
-        trained, report: as of :func:`run`.
+        trained, report, check: as of :func:`run`.
 
     Raises:
         RunFolderError: there is no run in the folder.
@@ -166,7 +180,7 @@ def resume(
         spec = _with_kit(spec, startup_kit)
         write_text(out / "config.toml", f"{first}\n\n{to_toml(spec)}")
     listeners = TrackerGroup(spec.track, to_dict(spec))
-    prepared = None if spec.engine.startup_kit else build_simulation(spec, progress=progress)
+    prepared = None if spec.engine.startup_kit else _build_simulation(spec, progress, check)
     return _run_in_folder(
         spec, prepared, out, first.removeprefix(COMMAND), progress, trained, report, listeners
     )

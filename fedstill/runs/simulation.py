@@ -16,7 +16,7 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.cuda_graphs import uses_global_rng
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError, RunFolderError
+from fedstill.core.errors import ArgumentError, DataError, MethodRefused, RunFolderError
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import RunWriter
 from fedstill.core.seeds import derive, seeded
@@ -98,7 +98,7 @@ class Simulation(MeasuredSimulation):
         privacies = [node.privacy for node in setting.nodes]
         for node in self.nodes:
             node.gate.output_shape = self.task.output_shape(self.shape)
-        student = kind_of(self.student)
+        student = kind_of(self.configured_student)
         check_networks(
             self.method.title,
             self.needs,
@@ -234,6 +234,8 @@ class Simulation(MeasuredSimulation):
 
     def _prepare_nodes(self, saved: Mapping[str, Any]) -> None:
         if not saved:
+            if self.records.folder is not None:
+                self.records.save(self._input_digests())  # a run that is stopped early keeps its inputs, too
             return
         if not {"data", "models"} <= saved.keys():
             raise RunFolderError(
@@ -243,12 +245,9 @@ class Simulation(MeasuredSimulation):
             raise DataError(
                 "the data have changed since the run was started: restore them, or start a new run"
             )
-        models, now = saved["models"], self._architecture_and_file_hashes()
-        if other := [name for name in models if models[name] != now.get(name)]:
-            raise ModelError(
-                f"{', '.join(other)}: the model has changed since the run was started: restore it, or start "
-                "a new run"
-            )
+        self._require_same_models(saved["models"])
+        if "nodes" not in saved:  # stopped before its first checkpoint
+            return
         self.compute.precision = saved["precision"]  # as at the start, also on another machine
         self.local_steps, self.groups = saved["local_steps"], saved["groups"]
         for node in self.nodes:
@@ -300,10 +299,12 @@ class Simulation(MeasuredSimulation):
             "local_steps": self.local_steps,
             "groups": self.groups,
             "nodes": {node.name: node.state_dict() for node in self.nodes},
-            "data": self._data_digest,
-            "models": self._architecture_and_file_hashes(),
             "centralized": None if self.centralized_node is None else self.centralized_node.state_dict(),
+            **self._input_digests(),
         }
+
+    def _input_digests(self) -> dict[str, Any]:
+        return {"data": self._data_digest, "models": self._model_fingerprints()}
 
     @cached_property
     def _data_digest(self) -> str:
@@ -318,15 +319,14 @@ class Simulation(MeasuredSimulation):
     def _private_data(self) -> list[TensorData]:
         return [node.data for node in self.setting.nodes]
 
-    def _architecture_and_file_hashes(self) -> dict[str, str]:
-        """Return fingerprints of the networks' architectures, of files of models that can only predict, and
-        of the backbone."""
-        fingerprints = {
-            node.name: architecture_hash(node.model) + file_fingerprint(node.model) for node in self.nodes
-        }
-        if self.setting.feature_space is not None:
-            fingerprints["the backbone"] = self.setting.feature_space.backbone.digest
-        return fingerprints | {"student": architecture_hash(self.student)}
+    def _model_fingerprints(self) -> dict[str, str]:
+        """Return fingerprints also of the nodes' models and of the weights of the perceptual loss."""
+        fingerprints = super()._model_fingerprints()
+        for node in self.nodes:
+            fingerprints[node.name] = architecture_hash(node.model) + file_fingerprint(node.model)
+        if self.at_nodes.perceptual is not None:
+            fingerprints["nodes.perceptual"] = file_fingerprint(self.at_nodes.perceptual)
+        return fingerprints
 
     def _close(self) -> None:
         """Do nothing: nodes of this process need no cleanup."""

@@ -31,6 +31,7 @@ from fedstill.models.backbones import (
     empty_scale,
     load_backbone,
 )
+from fedstill.models.ensemble import Ensemble, member_names
 from fedstill.models.hugging_face import PREFIX
 from fedstill.models.model_config import encoder_backbone
 from fedstill.models.pretrained_unet import PretrainedUNet
@@ -124,7 +125,7 @@ class StudentFile:
             ModelError: the backbone differs from the one of the run.
         """
         model_name = given if isinstance(given, str) and given else self.model
-        if given == "" and own != model_name and not _is_builtin(model_name):
+        if given == "" and not all(own == name or _is_builtin(name) for name in member_names(model_name)):
             option = by_caller("--model", "model=", "model=")
             raise ArgumentError(
                 "the student's model", model_name, f"one of fedstill's own; or name it with {option}"
@@ -151,37 +152,45 @@ class StudentFile:
             head = build(model_name, (width,), len(spec.classes), 0, "student")
         return BackboneWithHead(backbone, ScaledHead(empty_scale(self.features, backbone.width), head))
 
-    def with_backbone(self, path: str) -> StudentFile:
-        """Return the description with another path of the backbone's file, or of its folder for ``hf:``.
+    def with_backbone(self, backbone: str = "", weights: str = "") -> StudentFile:
+        """Return the description with other paths of the backbone and its weights.
+
+        Args:
+            backbone: path as in ``features.backbone``, ``hf:FOLDER`` or ``FILE.onnx``; empty: as in the run.
+            weights: path as in ``features.weights``; empty: as in the run.
 
         Raises:
-            ArgumentError: the backbone needs no file, or the path is none of such a file.
+            ArgumentError: there is no such file or folder, or the backbone needs none.
         """
-        features, option = self.features, by_caller("--backbone", "backbone", "backbone")
-        is_hugging_face, is_onnx = features.backbone.startswith(PREFIX), features.backbone.endswith(".onnx")
-        if not (is_hugging_face or is_onnx or features.weights):
-            expected = f"none, as {features.backbone} needs no file" if features else "none, as it has none"
-            raise ArgumentError(option, path, expected)
-        found = Path(path).expanduser()
-        if not found.exists() or (is_onnx and not path.endswith(".onnx")):
-            raise ArgumentError(option, path, "an existing .onnx file" if is_onnx else "an existing path")
-        if is_onnx:
-            return replace(self, features=replace(features, backbone=path))
-        if is_hugging_face and found.is_dir():
-            return replace(self, features=replace(features, backbone=PREFIX + path))
-        if is_hugging_face and not features.weights:
-            raise ArgumentError(option, path, "an existing folder")
-        return replace(self, features=replace(features, weights=path))
+        own = self.features
+        unneeded = f"none, as {own.backbone} needs none" if own else "none, as the student has no backbone"
+        is_found, expected = False, unneeded
+        if own.backbone.startswith(PREFIX):
+            path, expected = Path(backbone.removeprefix(PREFIX)), "hf:FOLDER, an existing folder"
+            is_found = backbone.startswith(PREFIX) and path.expanduser().is_dir()
+        elif own.backbone.endswith(".onnx"):
+            expected = "an existing .onnx file"
+            is_found = backbone.endswith(".onnx") and Path(backbone).expanduser().is_file()
+        if backbone and not is_found:
+            raise ArgumentError(by_caller("--backbone", *2 * ("backbone",)), backbone, expected)
+        if weights and not (own.weights and Path(weights).expanduser().is_file()):
+            option = by_caller("--backbone-weights", *2 * ("backbone_weights",))
+            raise ArgumentError(option, weights, "an existing file" if own.weights else unneeded)
+        features = replace(own, backbone=backbone or own.backbone, weights=weights or own.weights)
+        return replace(self, features=features)
 
     def _require_backbone_files(self) -> None:
-        """Raise an error that names the option of another path if the backbone's file is missing."""
+        """Raise an error that names the option of another path if a file of the backbone is missing."""
         backbone, weights = self.features.backbone, self.features.weights
         is_path = backbone.startswith(PREFIX) or backbone.endswith(".onnx")
-        for path in (backbone.removeprefix(PREFIX) if is_path else "", weights):
+        paths = {
+            by_caller("--backbone", *2 * ("backbone=",)): backbone.removeprefix(PREFIX) if is_path else "",
+            by_caller("--backbone-weights", *2 * ("backbone_weights=",)): weights,
+        }
+        for option, path in paths.items():
             if path and not Path(path).expanduser().exists():
-                option = by_caller("--backbone FILE", "backbone=", "backbone=")
                 raise ArgumentError(
-                    "the student's backbone", path, f"an existing file; or name it with {option}"
+                    "the student's backbone", path, f"an existing path; or name its new one with {option}"
                 )
 
     def _backbone(self, custom: str) -> Backbone:
@@ -193,10 +202,12 @@ class StudentFile:
             raise ArgumentError("the student's backbone", name, allowed)
         backbone = load_backbone(self.features, RawInputs(spec.shape, spec.mean, spec.std, spec.vocabulary))
         if backbone.digest != self.backbone_digest:
-            option = by_caller("--backbone FILE", "backbone=", "backbone=")
+            options = by_caller(
+                "--backbone and --backbone-weights name", *2 * ("backbone= and backbone_weights= name",)
+            )
             raise ModelError(
                 f"backbone {name} differs from the one of the run: its digest is {backbone.digest} (expected "
-                f"{self.backbone_digest}; {option} names the file of the run's backbone)"
+                f"{self.backbone_digest}; {options} the files of the run's backbone)"
             )
         return backbone
 
@@ -256,8 +267,8 @@ def network_name(network: nn.Module, task: Task, shape: tuple[int, ...], vocabul
         shape: of an input.
         vocabulary: number of token ids, for texts.
     """
-    if isinstance(network, PretrainedUNet):
-        return network.name
+    if isinstance(network, PretrainedUNet | Ensemble):
+        return str(network.name)
     name = MODELS.name_of(type(network))
     if name in MODELS.builtin:
         shapes = {key: each.shape for key, each in network.state_dict().items()}
@@ -271,7 +282,10 @@ def network_name(network: nn.Module, task: Task, shape: tuple[int, ...], vocabul
 
 
 def read(
-    path_or_folder: str | Path, model: nn.Module | type | str | None = None, backbone: str = ""
+    path_or_folder: str | Path,
+    model: nn.Module | type | str | None = None,
+    backbone: str = "",
+    backbone_weights: str = "",
 ) -> tuple[nn.Module, StudentFile]:
     """Load a run's student, in evaluation mode on the CPU.
 
@@ -280,7 +294,8 @@ def read(
         model: a network that gets the weights, or the name of one; None builds the network named in the file.
             A custom network that is not named here is imported only for a run's folder whose ``config.toml``
             names it, too: a file alone imports nothing.
-        backbone: file (or folder) of the backbone, if it has moved since the run; empty: that of the run.
+        backbone, backbone_weights: paths of the backbone and its weights, if they have moved since the run
+            (:meth:`StudentFile.with_backbone`).
 
     Returns:
         The network, and the file's description.
@@ -311,7 +326,7 @@ def read(
     about = StudentFile.parse(metadata, str(path), own[1:])
     local = {name: getattr(run_features, name) for name in LOCAL_OPTIONS}  # the defaults for a file alone
     about = replace(about, features=replace(about.features, **local))
-    about = about.with_backbone(backbone) if backbone else about
+    about = about.with_backbone(backbone, backbone_weights)
     about.spec_or_error  # noqa: B018
     network = about.network("" if model is None else model, "".join(own[:1]), run_features.backbone)
     try:

@@ -38,6 +38,7 @@ def evaluate(
     how: EvaluationDataOptions | None = None,
     model: nn.Module | str | None = None,
     backbone: str | Path = "",
+    backbone_weights: str | Path = "",
 ) -> dict[str, Any]:
     """Evaluate the student of a run on other data.
 
@@ -45,7 +46,7 @@ def evaluate(
         run: folder of the run, or its ``student.safetensors``.
         data: a path, all of whose examples are used, or the name of a data set, whose test part is used.
         how: how the data are read; None: by the defaults.
-        model, backbone: as in :func:`fedstill.load`.
+        model, backbone, backbone_weights: as in :func:`fedstill.load`.
 
     Returns:
         ``metrics`` by key, ``interval`` of the main metric, ``sites`` with the same for each site,
@@ -55,7 +56,7 @@ def evaluate(
     Raises:
         FedstillError: there is no student, or the data do not fit it.
     """
-    network, about = read(run, model, str(backbone))
+    network, about = read(run, model, str(backbone), str(backbone_weights))
     reading = how or EvaluationDataOptions()
     if about.words and not reading.words:
         reading = EvaluationDataOptions(**{**asdict(reading), "words": about.words})

@@ -350,15 +350,21 @@ class PortableStudent(nn.Module):
 
 
 @use_torch_defaults()
-def load(path: str | Path, model: nn.Module | str | None = None, backbone: str | Path = "") -> StudentModel:
+def load(
+    path: str | Path,
+    model: nn.Module | str | None = None,
+    backbone: str | Path = "",
+    backbone_weights: str | Path = "",
+) -> StudentModel:
     """Load the student of a run, with its preprocessing, in evaluation mode.
 
     Args:
         path: folder of a run, or its ``student.safetensors``, which is sufficient.
         model: a network of its architecture, or the name of one, if the file names custom code, which is
             never imported by itself (:func:`fedstill.runs.student_file.read`).
-        backbone: file of the backbone, or folder of a Hugging Face model, if it is not where the run found
-            it. It must be the same: its digest is compared.
+        backbone: ``hf:FOLDER`` or ``FILE.onnx``, as in ``features.backbone``, if it has moved since the run.
+            It must be the same backbone: its digest is compared.
+        backbone_weights: file of the backbone's weights, as in ``features.weights``, if it has moved.
 
     Returns:
         The student, which takes raw inputs.
@@ -371,7 +377,7 @@ def load(path: str | Path, model: nn.Module | str | None = None, backbone: str |
         student = fedstill.load("runs/digits")
         logits = student(images)  # uint8 (N, 1, 28, 28)
     """
-    return StudentModel(*read(path, model, str(backbone)))
+    return StudentModel(*read(path, model, str(backbone), str(backbone_weights)))
 
 
 def export_metadata(student: StudentModel) -> dict[str, Any]:

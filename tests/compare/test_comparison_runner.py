@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 from safetensors.torch import save_file
 
 from fedstill.attacks.attack_runner import LeakageConfig
@@ -23,6 +24,7 @@ from fedstill.compare.comparison import (
     Comparison,
     ComparisonRun,
     plan_comparison,
+    read_comparison,
     read_comparison_folder,
 )
 from fedstill.core.errors import FedstillError, RunFolderError
@@ -32,7 +34,7 @@ from fedstill.report import write_report
 from fedstill.report.comparison_page import write_comparison
 from fedstill.report.comparison_records import summarize
 from fedstill.runs import feature_space, run, spec
-from tests.support.models import tiny_backbone
+from tests.support.models import save_tiny_weights, tiny_backbone
 from tests.support.processes import PATIENCE, Command
 
 QUICK: Mapping[str, Any] = {
@@ -100,8 +102,67 @@ def test_comparison_with_other_weights_of_its_backbone_is_not_continued(tmp_path
     run_comparison(plan, tmp_path / "out", command="")
     save_file({name: tensor + 1 for name, tensor in weights.items()}, path)
     (tmp_path / "out" / "standalone-seed0" / "result.json").unlink()
-    with pytest.raises(RunFolderError, match="another backbone"):
+    with pytest.raises(RunFolderError, match="features"):
         resume_comparison(tmp_path / "out")
+
+
+def test_data_sets_of_a_comparison_may_have_images_of_different_shapes(tmp_path: Path) -> None:
+    """The backbone's digest depends on the shape, and the comparison has one for each."""
+    rng, settings = np.random.default_rng(0), []
+    for side in (8, 12):
+        file = tmp_path / f"{side}.npz"
+        np.savez(file, images=rng.random((200, side, side), np.float32), labels=rng.integers(0, 3, 200))
+        settings.append({"name": str(side), "data": {"name": str(file)}})
+    base = {"features": {"backbone": "random-conv:4", "cache_gib": 0.0}, "student": {"model": "linear"}}
+    table = {"methods": ["standalone"], "base": base, "settings": settings}
+    (tmp_path / "both.toml").write_text(tomli_w.dumps(table), encoding="utf-8")
+    plan = read_comparison(tmp_path / "both.toml", changes={**QUICK, "nodes.models": ["linear"]})
+    run_comparison(plan, tmp_path / "out", command="")
+    assert [row["status"] for row in records(tmp_path / "out")] == ["finished", "finished"]
+
+
+@pytest.mark.parametrize(
+    "option", ["student.encoder_weights", "nodes.encoder_weights", "nodes.perceptual_weights"]
+)
+@pytest.mark.parametrize("stopped", [True, False])
+def test_runs_of_a_comparison_have_the_same_pretrained_weights(
+    option: str, stopped: bool, tmp_path: Path
+) -> None:
+    """The file is replaced after the first run, whether the comparison is stopped there or continues."""
+    images = np.random.default_rng(0).integers(0, 255, (60, 16, 16), dtype=np.uint8)
+    np.savez(tmp_path / "shapes.npz", images=images, masks=(images > 127).astype(np.uint8))
+    network = "tests.support.models:tiny_encoder"
+    files = {
+        name: tmp_path / f"{name}.safetensors"
+        for name in ("student.encoder", "nodes.encoder", "nodes.perceptual")
+    }
+    for file in files.values():
+        save_tiny_weights(file)
+    plan = plan_comparison(
+        ["standalone", "fedavg"],
+        changes={
+            **QUICK,
+            "data.name": str(tmp_path / "shapes.npz"),
+            "task.name": "segmentation",
+            "nodes.models": [f"unet:{network}"],
+            "student.model": f"unet:{network}",
+            "nodes.perceptual": network,
+            "nodes.policy.outputs_only": False,
+            **{f"{name}_weights": str(file) for name, file in files.items()},
+        },
+    )
+    changed = files[option.removesuffix("_weights")]
+
+    def replace_file(folder: Path) -> None:
+        save_tiny_weights(changed, seed=4)
+
+    if stopped:
+        run_comparison(plan, tmp_path / "out", command="", only=["standalone"])
+        replace_file(tmp_path)
+    with pytest.raises(RunFolderError, match=option):
+        comparison_runner.compare(plan, tmp_path / "out", command="", report=replace_file)
+    assert (tmp_path / "out" / "standalone-seed0" / "result.json").exists()
+    assert not (tmp_path / "out" / "fedavg-seed0").exists()
 
 
 def test_complete_comparison(

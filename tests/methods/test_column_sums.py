@@ -21,6 +21,7 @@ from fedstill.models import Linear
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.run_mechanism import PrivacyMechanism
+from fedstill.privacy.config import SumsConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
 from fedstill.protocol.local_config import LocalConfig
@@ -75,7 +76,7 @@ def test_sums_by_hand() -> None:
 @settings(max_examples=25, deadline=None)
 def test_one_record_changes_sums_within_the_charged_sensitivity(seed: int, count: int, group: int) -> None:
     query, _ = column_sums_query()
-    config = DPSGD(sums_noise=3.0, group_size=group)
+    config = DPSGD(sums=SumsConfig(noise=3.0), group_size=group)
     made = PrivacyMechanism(
         "clinic", config, NodeSide({query.name: query}, SETTING), LocalConfig(), count, TASK
     )
@@ -100,8 +101,10 @@ def test_one_record_changes_sums_within_the_charged_sensitivity(seed: int, count
     ones = SimpleNamespace(normal=lambda shape: torch.ones(shape, dtype=torch.float64))
     assert (rule.noise(before, ones) - before).tolist() == pytest.approx([3 * math.sqrt(6)] * 6, abs=1e-4)
     assert rule.cost(shape) == {Event("gaussian", 3.0 / group): 1}
-    assert made.run_costs()["other"] == {Event("gaussian", 3.0 / group): 1}
-    bare = PrivacyMechanism("clinic", DPSGD(sums_noise=0.0), made.side, LocalConfig(), count, TASK)
+    assert made.run_costs()["sums"] == {Event("gaussian", 3.0 / group): 1}
+    bare = PrivacyMechanism(
+        "clinic", DPSGD(sums=SumsConfig(noise=0.0)), made.side, LocalConfig(), count, TASK
+    )
     assert bare.rule(query, "moments").cost(shape) is None
 
 
@@ -134,10 +137,10 @@ PARTS = [rows(CELLS), rows({**CELLS, "age": [100, 100, 100, 100]})]
 
 
 def test_run_writes_schema_with_scales_and_logs_the_charge(tmp_path: Path) -> None:
-    policy, private = PolicyConfig(kinds=("column sums",)), DPSGD(epsilon=3.0, sums_noise=1e-6)
+    policy, private = PolicyConfig(kinds=("column sums",)), DPSGD(epsilon=3.0, sums=SumsConfig(noise=1e-6))
     with raises_refused("privacy budget", "epsilon 3", query="sum_columns", node="node-0"):
         Simulation(setting(policy, PARTS, privacies=[private] * 2)).run()
-    loose = DPSGD(sums_noise=1e-6)
+    loose = DPSGD(sums=SumsConfig(noise=1e-6))
     experiment = Simulation(setting(policy, PARTS, privacies=[loose] * 2))
     result = experiment.run(tmp_path)
     write_results(experiment, result)

@@ -17,6 +17,7 @@ from fedstill.models.interface import Interface
 from fedstill.models.model_config import CustomModel, ModelConfig, read_model_config
 from fedstill.models.module_check import needs_two_examples
 from fedstill.models.module_utils import deep_copy, to_vector
+from fedstill.node.architectures import architecture_key
 from fedstill.tasks.segmentation import Segmentation
 from tests.support.errors import raises_invalid
 from tests.support.models import save_tiny_weights
@@ -90,6 +91,21 @@ def test_copy_is_independent_and_equal() -> None:
     with torch.no_grad():
         model.encoder.network.stem.weight.zero_()
     assert not torch.allclose(copy(x), model(x))
+
+
+def test_digest_is_of_the_pretraining_and_not_of_the_architecture(tmp_path: Path) -> None:
+    """Nodes and student may have different pretrained weights, also if their parameters are averaged."""
+    networks = [unet(), unet()]
+    for seed, network in enumerate(networks):
+        save_tiny_weights(tmp_path / f"{seed}.safetensors", seed=seed)
+        network.load_encoder(tmp_path / f"{seed}.safetensors")
+    one, other = networks
+    before = one.encoder.digest
+    assert before != other.encoder.digest
+    assert architecture_key(one) == architecture_key(other)
+    with torch.no_grad():
+        next(one.parameters()).add_(1)
+    assert deep_copy(one).encoder.digest == before
 
 
 def test_residual_unet_is_identity_at_initialization() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedstill
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.models.module_utils import to_vector
 from fedstill.models.pretrained_unet import PretrainedUNet
 from fedstill.runs import run
@@ -78,6 +78,30 @@ def test_nodes_and_student_start_from_the_pretrained_encoder(tmp_path: Path) -> 
     for model in (simulation.student, *(node.model for node in simulation.nodes)):
         state = encoder_state(model)
         assert all(torch.equal(tensor, weights[name]) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize("option", ["student", "nodes.encoder", "nodes.perceptual"])
+def test_resumed_run_has_the_same_pretrained_weights(option: str, tmp_path: Path) -> None:
+    config = config_of("fediod-maps", tmp_path, perceptual=TINY)
+    files = {
+        name: tmp_path / f"{name}.safetensors" for name in ("student", "nodes.encoder", "nodes.perceptual")
+    }
+    for file in files.values():
+        save_tiny_weights(file)
+    config = replace(
+        config,
+        student=replace(config.student, encoder_weights=str(files["student"])),
+        nodes=replace(
+            config.nodes,
+            encoder_weights=str(files["nodes.encoder"]),
+            perceptual_weights=str(files["nodes.perceptual"]),
+        ),
+    )
+    state = build_simulation(config)[0]._node_state()
+    build_simulation(config)[0]._prepare_nodes(state)
+    save_tiny_weights(files[option], seed=4)
+    with pytest.raises(ModelError, match="student" if option == "student" else "node"):
+        build_simulation(config)[0]._prepare_nodes(state)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fediod-maps"])

@@ -24,9 +24,8 @@ from fedstill.models import MLP
 from fedstill.models.backbones import Backbone, BackboneWithHead
 from fedstill.runs import feature_space, run
 from fedstill.runs.feature_space import public_moments
-from fedstill.runs.simulation import build_simulation
+from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec
-from fedstill.runs.student_file import StudentFile
 from fedstill.student.evaluate import evaluate
 from tests.support.errors import raises_invalid
 from tests.support.models import onnx_backbone, save_tiny_backbone
@@ -136,21 +135,38 @@ def test_student_is_loaded_with_the_new_path_of_its_backbone(
     code, _, err = command(*evaluation)
     assert code == 2
     assert str(weights) in err
-    assert "--backbone" in err
-    code, out, _ = command(*evaluation, "--backbone", moved)
+    assert "--backbone-weights" in err
+    code, out, _ = command(*evaluation, "--backbone-weights", moved)
     assert (code, json.loads(out)["metrics"]["accuracy"]) == (0, result["accuracy"])
     np.savez(tmp_path / "new.npz", images=np.zeros((3, 8, 8), np.uint8))
     out_file, exported = tmp_path / "p.csv", tmp_path / "student.pt"
-    words = ("predict", tmp_path / "run", tmp_path / "new.npz", "--out", out_file, "--backbone", moved)
+    words = (
+        "predict",
+        tmp_path / "run",
+        tmp_path / "new.npz",
+        "--out",
+        out_file,
+        "--backbone-weights",
+        moved,
+    )
     assert command(*words)[0] == 0
     assert len(out_file.read_text().splitlines()) == 4
-    words = ("export", tmp_path / "run", "--format", "torchscript", "--out", exported, "--backbone", moved)
+    words = (
+        "export",
+        tmp_path / "run",
+        "--format",
+        "torchscript",
+        "--out",
+        exported,
+        "--backbone-weights",
+        moved,
+    )
     assert command(*words)[0] == 0
     save_tiny_backbone(moved, 1.0)
     with pytest.raises(ModelError, match="differs"):
-        fedstill.load(tmp_path / "run", backbone=moved)
-    with raises_invalid("--backbone", str(weights), "existing"):
-        fedstill.load(tmp_path / "run", backbone=weights)
+        fedstill.load(tmp_path / "run", backbone_weights=moved)
+    with raises_invalid("--backbone-weights", str(weights), "existing"):
+        fedstill.load(tmp_path / "run", backbone_weights=weights)
 
 
 def test_onnx_backbone_is_found_at_its_new_path(tmp_path: Path) -> None:
@@ -169,19 +185,48 @@ def test_onnx_backbone_is_found_at_its_new_path(tmp_path: Path) -> None:
         fedstill.load(tmp_path / "run", backbone=other)
 
 
-def test_path_replaces_the_folder_or_the_weights_of_a_hugging_face_model(tmp_path: Path) -> None:
-    weights = save_tiny_backbone(tmp_path / "w.safetensors")
-    student = StudentFile("linear", None, features=fedstill.Features("hf:old", weights="old.safetensors"))
-    folder = student.with_backbone(str(tmp_path)).features
-    assert (folder.backbone, folder.weights) == (f"hf:{tmp_path}", "old.safetensors")
-    file = student.with_backbone(str(weights)).features
-    assert (file.backbone, file.weights) == ("hf:old", str(weights))
+def test_hugging_face_folder_and_weights_are_found_at_their_new_paths(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    library = pytest.importorskip("transformers")
+    body = library.ViTConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        image_size=8,
+        patch_size=4,
+        num_channels=1,
+    )
+    with torch.random.fork_rng():
+        model = library.ViTModel(body)
+    model.save_pretrained(tmp_path / "vit")
+    weights = tmp_path / "w.safetensors"
+    state = {f"model.{name}": tensor + 0.5 for name, tensor in model.state_dict().items()}
+    save_file(state, weights)
+    features = {"weights": str(weights), "mean": (0.5,), "std": (0.5,)}
+    result = start(features_config(tmp_path, f"hf:{tmp_path / 'vit'}", features=features), tmp_path / "run")
+    (tmp_path / "vit").rename(tmp_path / "moved")
+    weights.rename(tmp_path / "moved.safetensors")
+    moved = ("--backbone", f"hf:{tmp_path / 'moved'}", "--backbone-weights", tmp_path / "moved.safetensors")
+    evaluation = ("evaluate", tmp_path / "run", "--data", "digits", "--json")
+    code, out, _ = command(*evaluation, *moved)
+    assert (code, json.loads(out)["metrics"]["accuracy"]) == (0, result["accuracy"])
+    for part in (moved[:2], moved[2:]):  # one of them is still missing
+        code, _, err = command(*evaluation, *part)
+        assert code == 2
+        assert moved[2 if part == moved[:2] else 0] in err
+    with raises_invalid("--backbone", str(tmp_path / "moved"), "hf:FOLDER"):
+        fedstill.load(tmp_path / "run", backbone=tmp_path / "moved")
 
 
 def test_backbone_without_a_file_takes_no_path(tmp_path: Path) -> None:
     start(features_config(tmp_path), tmp_path / "run")
-    with raises_invalid("--backbone", "w.safetensors", "none", "random-conv:8"):
-        fedstill.load(tmp_path / "run", backbone="w.safetensors")
+    weights = save_tiny_backbone(tmp_path / "w.safetensors")
+    with raises_invalid("--backbone", "hf:folder", "none", "random-conv:8"):
+        fedstill.load(tmp_path / "run", backbone="hf:folder")
+    with raises_invalid("--backbone-weights", str(weights), "none", "random-conv:8"):
+        fedstill.load(tmp_path / "run", backbone_weights=weights)
 
 
 @pytest.mark.parametrize(
@@ -344,6 +389,27 @@ def test_resume_detects_another_backbone(tmp_path: Path) -> None:
     changed, _ = build_simulation(features_config(tmp_path, BACKBONE, features={"weights": str(path)}))
     with pytest.raises(ModelError, match=r"^the backbone"):
         changed._prepare_nodes(state)
+
+
+def test_run_that_is_stopped_before_its_first_checkpoint_keeps_its_backbone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = save_tiny_backbone(tmp_path / "w.safetensors"), tmp_path / "run"
+    spec = features_config(tmp_path, BACKBONE, features={"weights": str(path)})
+    with monkeypatch.context() as stopping:
+        stopping.setattr(Simulation, "_train_locally", stop)
+        with pytest.raises(KeyboardInterrupt):
+            start(spec, out)
+    save_tiny_backbone(path, 1.0)
+    with pytest.raises(ModelError, match=r"^the backbone"):
+        run.resume(out, progress=False)
+    save_tiny_backbone(path)
+    resumed = run.resume(out, progress=False)
+    assert resumed["accuracy"] == start(spec, tmp_path / "whole")["accuracy"]
+
+
+def stop(simulation: Simulation) -> None:
+    raise KeyboardInterrupt
 
 
 def test_missing_moments_are_refused_before_features_are_computed(
