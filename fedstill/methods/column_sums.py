@@ -80,7 +80,7 @@ class ColumnSums(Method):
             times=1,
             depends_on_records=("moments",),
             sums={"moments": "sum"},
-            details=QueryDetails(postprocess=_in_float32),
+            details=QueryDetails(postprocess=_in_float32, width=count_column_sums(setting.schema)),
         )
 
     # --- at the server ----------------------------------------------------------------------------------
@@ -128,6 +128,12 @@ def compute_column_sums(inputs: torch.Tensor, schema: TableSchema) -> torch.Tens
             parts += [1 - x[:, place.stop - 1]] if column.missing else []
             parts += [x[:, place.start], x[:, place.start].square()]
     return torch.stack(parts, 1).sum(0)
+
+
+def count_column_sums(schema: TableSchema) -> int:
+    """Return the number of sums M; 0 without a schema."""
+    numbers = [column for column in schema.input_columns if column.type == "number"]
+    return 1 + sum(3 if column.missing else 2 for column in numbers) if schema else 0
 
 
 def schema_with_scales(schema: TableSchema, totals: Sequence[float], off: float, width: float) -> TableSchema:

@@ -16,7 +16,12 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data import table_data
-from fedstill.methods.column_sums import ColumnSums, compute_column_sums, schema_with_scales
+from fedstill.methods.column_sums import (
+    ColumnSums,
+    compute_column_sums,
+    count_column_sums,
+    schema_with_scales,
+)
 from fedstill.models import Linear
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.policy import PolicyConfig
@@ -70,6 +75,7 @@ def sums_of(data: TensorData) -> torch.Tensor:
 def test_sums_by_hand() -> None:
     # Age: -0.5, 0.5, 0, -0.8. Dose of the three rows that have one: 1, -0.5, 0.
     assert sums_of(rows(CELLS)).tolist() == pytest.approx([4, -0.8, 1.14, 3, 0.5, 1.25])
+    assert count_column_sums(SCHEMA) == 6
 
 
 @given(seed=st.integers(0, 2**31), count=st.integers(3, 30), group=st.integers(1, 2))
