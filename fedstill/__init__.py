@@ -75,6 +75,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.fedprox import FedProx as FedProx
     from fedstill.methods.fedtgp import FedTGP as FedTGP
     from fedstill.methods.fedzge import FedZGE as FedZGE
+    from fedstill.methods.fens import FENS as FENS
     from fedstill.methods.fl_mrcm import FLMRCM as FLMRCM
     from fedstill.methods.lg_fedavg import LGFedAvg as LGFedAvg
     from fedstill.methods.public_only import PublicOnly as PublicOnly
@@ -147,6 +148,7 @@ _PUBLIC_NAMES = {
     "methods.fedprox": "FedProx",
     "methods.fedtgp": "FedTGP",
     "methods.fedzge": "FedZGE",
+    "methods.fens": "FENS",
     "methods.fl_mrcm": "FLMRCM",
     "methods.lg_fedavg": "LGFedAvg",
     "methods.public_only": "PublicOnly",

@@ -85,9 +85,9 @@ class Outcome:
     """Result of :func:`distil`. Its ``repr`` is a summary of a few lines.
 
     Args:
-        student: the trained student in evaluation mode: the module passed to :func:`distil`, with
-            ``features`` on top of the backbone. None if the method trains no whole global model, for example
-            if nodes keep a part of their model.
+        student: the trained student in evaluation mode: the module passed to :func:`distil`, or with FENS an
+            ensemble of the nodes' models; with ``features`` on top of the backbone. None if the method trains
+            no whole global model, for example if nodes keep a part of their model.
         result: content of ``result.json``: metrics in their units (accuracy in percent), transmitted bytes,
             numbers of queries, seconds, and the privacy cost. The keys are listed in
             ``docs/reference/files.md``.
@@ -200,7 +200,8 @@ def distil(
             predict may be an estimator, an ONNX session, a function, or a string as in ``nodes.models`` (path
             of a .skops or .onnx file, address of an endpoint), also in a :class:`fedstill.CustomModel` with
             its input format.
-        student: the server's module, trained in place.
+        student: the server's module, trained in place. FENS only needs its architecture, which is that of a
+            node's model.
         test: examples for evaluation that no node has.
         classes: number of classes (1 or more) or their names. Modules return ``(B, classes)`` logits,
             ``(B, classes, H, W)`` for segmentation, ``(B, 1, H, W)`` for reconstruction.
@@ -378,7 +379,9 @@ def distil(
         write_report(folder)
     if not simulation.has_student:
         return Outcome(None, results, folder)
-    trained = student if space is None else BackboneWithHead(space.backbone, ScaledHead(space.scale, student))
+    trained = simulation.setting.student
+    if space is not None:
+        trained = BackboneWithHead(space.backbone, ScaledHead(space.scale, trained))
     return Outcome(trained.eval(), results, folder)
 
 
@@ -434,6 +437,8 @@ def compare_methods(
     base: str | Path | None = None,
     seeds: int | None = None,
     leakage: bool = False,
+    jobs: int = 1,
+    devices: Sequence[str] = (),
     progress: bool = False,
 ) -> Compared:
     """Compare several methods on equal terms, as the command ``fedstill compare`` does.
@@ -448,6 +453,9 @@ def compare_methods(
             the digits.
         seeds: number of seeds, 1 or more. Default: None, the comparison's file or 1.
         leakage: also attack each run. Default: False.
+        jobs: number of runs at once, 1 or more. With more than one, each has its own process. Default: 1.
+        devices: GPUs of these processes in turn, such as ``["cuda:0", "cuda:1"]``. Default: all processes see
+            all GPUs.
         progress: show progress on standard error. Default: False.
 
     Returns:
@@ -494,6 +502,8 @@ def compare_methods(
         folder,
         command=shlex.join(["fedstill", "compare", str(folder / COMPARISON_FILE)]),
         report=write_report,
+        jobs=jobs,
+        devices=devices,
         quiet=not progress,
         bars=progress,
     )

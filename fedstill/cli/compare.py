@@ -8,7 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_type_hints
+
+from cyclopts import Parameter
 
 from fedstill.cli.arguments import (
     AsJson,
@@ -18,9 +20,10 @@ from fedstill.cli.arguments import (
     Quiet,
     UsageError,
     list_options,
+    read_words,
     split_options,
 )
-from fedstill.cli.console import leave, print_json
+from fedstill.cli.console import leave, print_json, print_list
 from fedstill.cli.run import changed, check_nothing_else, in_full, out_folder, resumable
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName, similar_names
 from fedstill.core.options import PositiveInt
@@ -31,6 +34,16 @@ if TYPE_CHECKING:
     from fedstill.runs.spec import RunSpec
 
 
+FROM_INPUT = "stdin"  # numbers of runs are read from standard input
+
+
+class ParallelOptions(TypedDict):
+    """Processes of a comparison."""
+
+    jobs: int
+    devices: list[str]
+
+
 def compare(
     *names: MethodName,
     seeds: PositiveInt | None = None,
@@ -38,6 +51,11 @@ def compare(
     data: str | None = None,
     only: tuple[str, ...] = (),
     leakage: bool = False,
+    jobs: PositiveInt | None = None,
+    devices: tuple[str, ...] = (),
+    list_runs: Annotated[bool, Parameter(name="--list")] = False,
+    only_run: str | None = None,
+    merge: tuple[str, ...] = (),
     out: Path | None = None,
     resume: Path | None = None,
     quiet: Quiet = False,
@@ -61,6 +79,11 @@ def compare(
         data: short for --data.name
         only: run only these methods or settings now
         leakage: attack each run (see `fedstill attack`), also in a finished comparison
+        jobs: number of runs at once, each in a process of its own (default: 1, or one for each device)
+        devices: GPUs of these processes in turn, as cuda:0,cuda:1
+        list_runs: print all runs with their numbers and run nothing
+        only_run: run one run by its number, as a task of a cluster's array job
+        merge: add finished runs of other folders of this comparison and run nothing
         out: folder of the results (default: runs/compare, or runs/NAME for NAME.toml)
         resume: folder of a stopped comparison to resume
     """
@@ -69,25 +92,67 @@ def compare(
             names, call, seeds=seeds, base=base, data=data, leakage=leakage, quiet=quiet
         )
     else:
-        check_nothing_else(call, "fedstill compare", names, ("--only", "--quiet", "--json"))
+        kept = ("--only", "--jobs", "--devices", "--list", "--only-run", "--merge", "--quiet", "--json")
+        check_nothing_else(call, "fedstill compare", names, kept)
         planned = None
 
     from fedstill.compare import comparison_runner
     from fedstill.compare.comparison import read_comparison_folder
     from fedstill.report import write_report
 
+    if list_runs:
+        folder = resume or out
+        return _list_runs(planned or read_comparison_folder(resume or Path()), folder, as_json)
     folder = resume or out_folder(out, f"runs/{planned.name if planned else ''}", "comparison")
+    plan = planned or read_comparison_folder(folder)
+    if merge:
+        comparison_runner.merge_comparisons(plan, folder, [*map(Path, merge)], command=call.command)
+        return (_print_json if as_json else _show_comparison)(folder, only)
     with resumable(folder, "compare"):
+        if only_run == FROM_INPUT:  # a worker of --jobs
+            return comparison_runner.serve_numbered_runs(folder, write_report)
+        if only_run is not None:
+            number = read_words(int, [only_run], "--only-run")
+            outcome = comparison_runner.run_one(
+                plan, folder, number, command=call.command, report=write_report, quiet=quiet
+            )
+            if outcome.not_run or outcome.not_attacked:
+                leave(outcome.not_run or f"not attacked: {outcome.not_attacked}", 1)
+            return None
         comparison_runner.compare(
-            planned or read_comparison_folder(folder),
+            plan,
             folder,
             command=call.command,
             report=write_report,
             only=list(only),
+            **parallel_options(jobs, devices),
             quiet=quiet,
             bars=not quiet,
         )
-    (_print_json if as_json else _show_comparison)(folder, only)
+    return (_print_json if as_json else _show_comparison)(folder, only)
+
+
+def parallel_options(jobs: int | None, devices: Sequence[str]) -> ParallelOptions:
+    """Return the number of processes and their devices, which may be separated by commas."""
+    names = [name for word in devices for name in word.split(",") if name]
+    return {"jobs": jobs or max(len(names), 1), "devices": names}
+
+
+def _list_runs(comparison: Comparison, folder: Path | None, as_json: bool) -> None:
+    """Print all runs of a comparison with their numbers, and which are finished."""
+    from fedstill.compare.comparison_runner import numbered_runs
+
+    rows = []
+    for number, planned in numbered_runs(comparison):
+        finished = folder is not None and (folder / planned.folder / "result.json").exists()
+        rows.append((number, planned, "finished" if finished else ""))
+    if as_json:
+        return print_json([{"run": number, **dataclasses.asdict(planned)} for number, planned, _ in rows])
+    cells = [
+        (str(number), planned.setting, planned.label, str(planned.seed), state)
+        for number, planned, state in rows
+    ]
+    return print_list(("run", "setting", "method", "seed", "state"), cells)
 
 
 def list_comparison_options(call: Call) -> str:

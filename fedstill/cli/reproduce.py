@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet, split_options
-from fedstill.cli.compare import changes_of, shared_options
+from fedstill.cli.compare import ParallelOptions, changes_of, parallel_options, shared_options
 from fedstill.cli.console import leave, print_json, print_list
 from fedstill.cli.run import resumable
 from fedstill.core.errors import ArgumentError, UnknownName
@@ -29,6 +29,8 @@ def reproduce(
     seeds: PositiveInt | None = None,
     out: Path = Path(ROOT),
     only: tuple[str, ...] = (),
+    jobs: PositiveInt | None = None,
+    devices: tuple[str, ...] = (),
     plan: bool = False,
     record: bool = False,
     recorded: bool = False,
@@ -48,6 +50,8 @@ def reproduce(
         seeds: number of seeds
         out: folder of the results (default: runs/reproduce)
         only: run only these methods or settings
+        jobs: number of runs at once, each in a process of its own (default: 1, or one for each device)
+        devices: GPUs of these processes in turn, as cuda:0,cuda:1
         plan: print the configuration of all runs as TOML, and run nothing
         record: write the metrics to the record file next to the table's file
         recorded: print the recorded table with the paper's values, and run nothing
@@ -75,7 +79,8 @@ def reproduce(
     if plan:
         return print(_plan(entry, scale, seeds, changes), end="")
     before = _existing_record(entry, scale, seeds, only) if only and record else None
-    measured = _run_missing_and_read_metrics(entry, scale, seeds, only, changes, out, call, quiet)
+    parallel = parallel_options(jobs, devices)
+    measured = _run_missing_and_read_metrics(entry, scale, seeds, only, parallel, changes, out, call, quiet)
     if before is not None:
         asked = entry.comparison(scale).planned_runs(only)
         rows = {(place.setting, place.label) for place in asked}
@@ -194,6 +199,7 @@ def _run_missing_and_read_metrics(
     scale: str,
     seeds: int | None,
     only: Sequence[str],
+    parallel: ParallelOptions,
     changes: dict[str, Any],
     folder: Path,
     call: Call,
@@ -211,6 +217,7 @@ def _run_missing_and_read_metrics(
             folder,
             seeds=seeds,
             only=list(only),
+            **parallel,
             changes=changes,
             command=call.command,
             report=write_report,

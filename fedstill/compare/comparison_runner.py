@@ -1,4 +1,4 @@
-"""Run the missing runs of a comparison, one after another.
+"""Run the missing runs of a comparison, one after another or several at once.
 
 Each run is an ordinary run in its own folder, so an interrupted comparison can be resumed. If the plan says
 so, each finished run is attacked. It is attacked again only with other options.
@@ -12,8 +12,9 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -24,10 +25,18 @@ from rich.text import Text
 
 from fedstill.attacks.attack import Leakage
 from fedstill.attacks.attack_runner import LeakageConfig, run_attacks
-from fedstill.compare.comparison import COMPARISON_FILE, Comparison, ComparisonRun, read_comparison_folder
+from fedstill.compare.comparison import (
+    COMPARISON_FILE,
+    Comparison,
+    ComparisonRun,
+    read_comparison_folder,
+    slug,
+)
+from fedstill.compare.run_workers import RunOutcome, RunStart, run_in_workers, serve_runs
 from fedstill.core.config_tables import Table, changed_options_as_cli_words, flatten, read_text, to_table
-from fedstill.core.errors import FedstillError, RunFolderError, by_caller
+from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, by_caller
 from fedstill.core.hashing import fingerprint
+from fedstill.core.private_files import lock_file
 from fedstill.core.run_writer import lock_folder, make_folder, read_object, write_text
 from fedstill.core.safe_console import SafeConsole
 from fedstill.core.text_format import format_seconds
@@ -39,11 +48,23 @@ from fedstill.runs.data_digests import digest_examples
 from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec
 
-__all__ = ["compare", "read_attack", "read_command", "read_not_attacked", "read_not_run", "read_results"]
+__all__ = [
+    "compare",
+    "merge_comparisons",
+    "numbered_runs",
+    "read_attack",
+    "read_command",
+    "read_not_attacked",
+    "read_not_run",
+    "read_results",
+    "run_one",
+    "serve_numbered_runs",
+]
 
-TRAINED_FOLDER = ".trained"  # local models that several methods of a setting and seed start from
+TRAINED_FOLDER = ".trained"
 NOT_RUN_FILE = "not_run.json"
 NOT_ATTACKED_FILE = "not_attacked.json"
+LOCK_FILE = ".lock"
 # Fingerprints of data and weights by their options, and of custom modules by name.
 FINGERPRINTS_FILE = "data.json"
 # Options that name weights, by the option of the network.
@@ -62,10 +83,12 @@ def compare(
     command: str,
     report: Callable[[Path], object],
     only: Collection[str] = (),
+    jobs: int = 1,
+    devices: Sequence[str] = (),
     quiet: bool = False,
     bars: bool = False,
 ) -> None:
-    """Run what is not finished yet, one run after another, and attack it if the plan says so.
+    """Run what is not finished yet, and attack it if the plan says so.
 
     Args:
         comparison: the plan.
@@ -74,8 +97,11 @@ def compare(
         command: the command that repeats it, for the report.
         report: writes the report of a run's folder, as far as the run is.
         only: methods and settings to run now (:meth:`.Comparison.planned_runs`). The others can run later.
+        jobs: number of runs at once. With more than one, each has a process of its own.
+        devices: GPUs of the processes, such as ``cuda:0``, in turn (:func:`.run_in_workers`). Empty: each
+            process sees all GPUs.
         quiet: print nothing about runs on standard error.
-        bars: show progress bars of each run.
+        bars: show progress bars of each run, if they run one after another.
 
     Raises:
         RunFolderError: the folder holds another comparison or other files, is in use, or began with other
@@ -86,10 +112,11 @@ def compare(
     old_plan = _check_folder(out, comparison)
     if old_plan is not None and comparison.leakage is None:
         comparison = dataclasses.replace(comparison, leakage=old_plan.leakage)
-    console, start = SafeConsole(stderr=True, quiet=quiet, highlight=False), time.monotonic()
+    console = SafeConsole(stderr=True, quiet=quiet, highlight=False)
     all_runs = comparison.planned_runs(only)
     with cache_loads(), ExitStack() as at_last:
         refused, fingerprints = _check_runs(comparison, all_runs, out, console)
+        _require_one_method(all_runs, refused)
         make_folder(out)
         at_last.enter_context(lock_folder(out, "comparison"))
         if not (out / COMPARISON_FILE).exists():
@@ -108,39 +135,270 @@ def compare(
         requested = {planned.folder for planned in all_runs}
         refused.update((folder, why) for folder, why in read_not_run(out).items() if folder not in requested)
         _write_json(out / NOT_RUN_FILE, refused)
-        previous: ComparisonRun | None = None
         failed = {folder: why for folder, why in read_not_attacked(out).items() if folder not in requested}
         if comparison.leakage is not None:
             _write_json(out / NOT_ATTACKED_FILE, failed)
-        for count, planned in enumerate(runnable, start=1):
-            folder, number = out / planned.folder, f"{count} of {len(runnable)}"
-            if previous is None or (previous.setting, previous.seed) != (planned.setting, planned.seed):
-                shutil.rmtree(out / TRAINED_FOLDER, ignore_errors=True)
-            previous = planned
-            finished = (folder / "result.json").exists()
-            if not finished:
-                _print_progress(console, f"run {number}", planned, time.monotonic() - start)
-            check = partial(_require_same_weights, fingerprints, out)
-            try:
-                _run(comparison.run_config(planned), folder, bars, out / TRAINED_FOLDER, report, check)
-            except RunFolderError:
-                raise  # not caused by the method
-            except FedstillError as error:  # for example a limit of a node's policy
-                refused[planned.folder] = f"stopped: {error}"
+        progress = _Progress(console, runnable, out)
+        remaining = Counter(_trained_folder(planned) for planned in runnable)
+        if jobs == 1:
+            outcomes = _run_one_by_one(comparison, runnable, out, bars, report, progress)
+        else:
+            outcomes = _run_at_once(comparison, runnable, out, jobs, devices, progress)
+        at_last.callback(outcomes.close)
+        for planned, outcome in outcomes:
+            if outcome.not_run:  # for example a limit of a node's policy
+                refused[planned.folder] = outcome.not_run
                 _write_json(out / NOT_RUN_FILE, refused)
-                continue
-            if not finished or not (folder / "report.html").exists():
-                report(folder)
-            if comparison.leakage is None or read_attack(folder, comparison.leakage) is not None:
-                continue
-            _print_progress(console, f"attack {number}", planned, time.monotonic() - start)
-            try:
-                _attack(folder, comparison.leakage, bars)
-                report(folder)
-            except FedstillError as error:  # for example a run that cannot be repeated here
-                failed[planned.folder] = " ".join(str(error).split())
+            if outcome.not_attacked:  # for example a run that cannot be repeated here
+                failed[planned.folder] = outcome.not_attacked
                 _write_json(out / NOT_ATTACKED_FILE, failed)
-                console.print(Text(f"not attacked: {failed[planned.folder]}"), soft_wrap=True)
+                console.print(Text(f"not attacked: {outcome.not_attacked}"), soft_wrap=True)
+            remaining[_trained_folder(planned)] -= 1
+            if not remaining[_trained_folder(planned)]:
+                shutil.rmtree(out / _trained_folder(planned), ignore_errors=True)
+
+
+def _run_one_by_one(
+    comparison: Comparison,
+    runnable: Sequence[ComparisonRun],
+    out: Path,
+    bars: bool,
+    report: run.Report,
+    progress: _Progress,
+) -> Generator[tuple[ComparisonRun, RunOutcome], None, None]:
+    for planned in runnable:
+        start, trained = partial(progress.print_start, planned), out / _trained_folder(planned)
+        yield (
+            planned,
+            run_and_attack(comparison, planned, out, report=report, start=start, trained=trained, bars=bars),
+        )
+        progress.count(planned)
+
+
+def _run_at_once(
+    comparison: Comparison,
+    runnable: Sequence[ComparisonRun],
+    out: Path,
+    jobs: int,
+    devices: Sequence[str],
+    progress: _Progress,
+) -> Generator[tuple[ComparisonRun, RunOutcome], None, None]:
+    by_number = {number: planned for number, planned in numbered_runs(comparison) if planned in runnable}
+    groups = {number: (planned.setting, planned.seed) for number, planned in by_number.items()}
+    with closing(run_in_workers(groups, out, jobs, devices)) as events:
+        for number, event in events:
+            planned = by_number[number]
+            if isinstance(event, RunStart):
+                progress.print_start(planned, event.phase)
+            else:
+                progress.count(planned)
+                yield planned, event
+
+
+def run_one(
+    comparison: Comparison,
+    out: Path,
+    number: int,
+    *,
+    command: str,
+    report: run.Report,
+    quiet: bool = False,
+) -> RunOutcome:
+    """Execute one run of a comparison, for example as a task of a cluster's array job.
+
+    Several processes may do so at once in one folder.
+
+    Args:
+        comparison: the plan.
+        out: folder of the comparison, created if it does not exist.
+        number: number of the run, from 1 on (:func:`numbered_runs`).
+        command, report, quiet: as of :func:`compare`.
+
+    Raises:
+        ArgumentError: there is no such number.
+        RunFolderError: the folder holds something else, or the run is in use.
+    """
+    by_number = dict(numbered_runs(comparison))
+    if number not in by_number:
+        raise ArgumentError("--only-run", number, f"1 to {len(by_number)}")
+    planned, console = by_number[number], SafeConsole(stderr=True, quiet=quiet, highlight=False)
+    old_plan = _check_folder(out, comparison)
+    if old_plan is not None and comparison.leakage is None:
+        comparison = dataclasses.replace(comparison, leakage=old_plan.leakage)
+    with cache_loads():
+        refused, fingerprints = _check_runs(comparison, [planned], out, console)
+        make_folder(out)
+        with _locked(out):
+            if not (out / COMPARISON_FILE).exists():
+                write_text(out / COMPARISON_FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
+            _add_fingerprints(out, fingerprints)
+        if planned.folder in refused:
+            outcome = RunOutcome(not_run=refused[planned.folder])
+        else:
+            progress = _Progress(console, comparison.planned_runs(), out)
+            start = partial(progress.print_start, planned)
+            outcome = run_and_attack(comparison, planned, out, report=report, start=start)
+    with _locked(out):
+        _set_reason(out / NOT_RUN_FILE, planned, outcome.not_run)
+        if comparison.leakage is not None:
+            _set_reason(out / NOT_ATTACKED_FILE, planned, outcome.not_attacked)
+    return outcome
+
+
+def serve_numbered_runs(out: Path, report: run.Report) -> None:
+    """Execute runs of a comparison for another process, which sends their numbers (:mod:`.run_workers`)."""
+    comparison = read_comparison_folder(out)
+    by_number = dict(numbered_runs(comparison))
+
+    def execute(number: int, start: Callable[[str], object]) -> RunOutcome:
+        planned = by_number[number]
+        trained = out / _trained_folder(planned)
+        try:
+            return run_and_attack(comparison, planned, out, report=report, start=start, trained=trained)
+        except RunFolderError as error:
+            return RunOutcome(folder_error=str(error))
+
+    with cache_loads():
+        serve_runs(execute)
+
+
+def merge_comparisons(comparison: Comparison, out: Path, folders: Sequence[Path], *, command: str) -> int:
+    """Copy finished runs from other folders of the same comparison.
+
+    Args:
+        comparison: the plan.
+        out: folder of the comparison, created if it does not exist.
+        folders: folders of the same comparison. They may have other seeds.
+        command: as of :func:`compare`.
+
+    Returns:
+        Number of copied runs. Runs that ``out`` has already are not copied.
+
+    Raises:
+        RunFolderError: a folder holds another comparison, or one of other data.
+    """
+    plans = {folder: read_comparison_folder(folder) for folder in folders}
+    for folder, plan in plans.items():
+        for part in ("base", "methods", "settings", "runs", "leakage"):
+            if _is_part_different(plan, comparison, part):
+                difference = _first_difference(getattr(comparison, part), getattr(plan, part))
+                detail = f" ({difference})" if difference else ""
+                raise RunFolderError(f"{folder} holds a comparison that differs in its {part}{detail}")
+    old_plan = _check_folder(out, comparison)
+    make_folder(out)
+    count = 0
+    with lock_folder(out, "comparison"):
+        if old_plan is None:
+            write_text(out / COMPARISON_FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
+        for folder in folders:
+            with _locked(out):
+                _add_fingerprints(out, _read_string_mapping(folder / FINGERPRINTS_FILE))
+            for planned in comparison.planned_runs():
+                source, target = folder / planned.folder, out / planned.folder
+                if (target / "result.json").exists():
+                    continue
+                if (source / "result.json").exists():
+                    copied = target.with_name(f"{target.name}.part")
+                    shutil.rmtree(copied, ignore_errors=True)
+                    shutil.copytree(source, copied)
+                    shutil.rmtree(target, ignore_errors=True)  # an unfinished run
+                    copied.replace(target)
+                    count += 1
+                for name in (NOT_RUN_FILE, NOT_ATTACKED_FILE):
+                    reason = _read_string_mapping(folder / name).get(planned.folder, "")
+                    if reason or (out / name).exists():
+                        _set_reason(out / name, planned, reason)
+    return count
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Wait until no other process changes the files that runs of a comparison share."""
+    with (out / LOCK_FILE).open("a", encoding="utf-8") as file:
+        while True:
+            try:
+                lock_file(file.fileno())
+            except BlockingIOError:
+                continue  # after half a second
+            break
+        yield
+
+
+def _add_fingerprints(out: Path, fingerprints: Mapping[str, str]) -> None:
+    """Add fingerprints of data and modules to those of a comparison.
+
+    Raises:
+        RunFolderError: another process began with other data.
+    """
+    known = _read_string_mapping(out / FINGERPRINTS_FILE)
+    if any(known.get(name, digest) != digest for name, digest in fingerprints.items()):
+        raise RunFolderError(
+            f"{out} has runs on other data or modules (expected the same, or another folder)"
+        )
+    _write_json(out / FINGERPRINTS_FILE, {**known, **fingerprints})
+
+
+def _set_reason(file: Path, planned: ComparisonRun, reason: str) -> None:
+    """Store why a run has no result, or remove an earlier reason."""
+    reasons = dict(_read_string_mapping(file))
+    reasons.pop(planned.folder, None)
+    _write_json(file, {**reasons, planned.folder: reason} if reason else reasons)
+
+
+def numbered_runs(comparison: Comparison) -> list[tuple[int, ComparisonRun]]:
+    """Return all runs of a comparison with their numbers, from 1 on."""
+    return list(enumerate(comparison.planned_runs(), start=1))
+
+
+def run_and_attack(
+    comparison: Comparison,
+    planned: ComparisonRun,
+    out: Path,
+    *,
+    report: run.Report,
+    start: Callable[[str], object],
+    trained: Path | None = None,
+    bars: bool = False,
+) -> RunOutcome:
+    """Execute, resume or read one run, and attack it if the plan says so.
+
+    Args:
+        out: folder of the comparison.
+        report: writes the report of a run's folder.
+        start: called with ``"run"`` or ``"attack"`` before either.
+        trained: folder of nodes' models that are shared with other runs; None: none.
+        bars: show progress bars.
+
+    Raises:
+        RunFolderError: the run's folder is in use, or holds something else.
+    """
+    folder = out / planned.folder
+    finished = (folder / "result.json").exists()
+    if not finished:
+        start("run")
+    check = partial(_require_same_weights, dict(_read_string_mapping(out / FINGERPRINTS_FILE)), out)
+    try:
+        _run(comparison.run_config(planned), folder, bars, trained, report, check)
+    except RunFolderError:
+        raise  # not caused by the method
+    except FedstillError as error:
+        return RunOutcome(not_run=f"stopped: {error}")
+    if not finished or not (folder / "report.html").exists():
+        report(folder)
+    if comparison.leakage is None or read_attack(folder, comparison.leakage) is not None:
+        return RunOutcome()
+    start("attack")
+    try:
+        _attack(folder, comparison.leakage, bars)
+        report(folder)
+    except FedstillError as error:
+        return RunOutcome(not_attacked=" ".join(str(error).split()))
+    return RunOutcome()
+
+
+def _trained_folder(planned: ComparisonRun) -> Path:
+    """Return the folder of local models that several methods of a setting and seed start from."""
+    return Path(TRAINED_FOLDER) / f"{slug(planned.setting)}-seed{planned.seed}"
 
 
 def read_results(out: Path, comparison: Comparison) -> dict[str, Mapping[str, Any]]:
@@ -184,7 +442,7 @@ def read_command(out: Path) -> str:
 
 
 def _run(
-    config: RunSpec, folder: Path, bars: bool, trained: Path, report: run.Report, check: run.Check
+    config: RunSpec, folder: Path, bars: bool, trained: Path | None, report: run.Report, check: run.Check
 ) -> None:
     command = shlex.join(["fedstill", "run", str(folder / "config.toml")])
     run.run_or_resume(
@@ -201,7 +459,7 @@ def _attack(folder: Path, leakage: Table, bars: bool) -> None:
 def _check_runs(
     comparison: Comparison, all_runs: list[ComparisonRun], out: Path, console: Console
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Check all runs before the first one starts.
+    """Check all runs before the first one starts: one seed of each method and setting.
 
     Returns:
         Why runs cannot run in their setting, by folder, and the fingerprints of their data, custom modules
@@ -210,6 +468,8 @@ def _check_runs(
     refused: dict[str, str] = {}
     fingerprints, seen = dict(_read_string_mapping(out / FINGERPRINTS_FILE)), set[str]()
     unfinished = [planned for planned in all_runs if not (out / planned.folder / "result.json").exists()]
+    first_seeds = {(planned.setting, planned.label): planned for planned in reversed(unfinished)}
+    checked = [planned for planned in unfinished if planned in first_seeds.values()]
     for module, (file, code) in _user_modules(comparison, all_runs).items():
         if fingerprints.setdefault(module, code) != code:
             changed = f"{out} began with another version of {file}"
@@ -217,13 +477,14 @@ def _check_runs(
                 raise RunFolderError(f"{changed} (expected the same file, or another folder)")
             console.print(Text(f"{changed}: the results are of that version"), soft_wrap=True)
     with console.status("checking") as status:
-        for count, planned in enumerate(unfinished, start=1):
-            status.update(f"checking run {count} of {len(unfinished)}")
+        for count, planned in enumerate(checked, start=1):
+            status.update(f"checking run {count} of {len(checked)}")
             config = comparison.run_config(planned)
             try:
                 simulation, _ = build_simulation(config, placeholder=True)
             except FedstillError as error:
-                refused[planned.folder] = str(error)
+                seeds = [dataclasses.replace(planned, seed=seed) for seed in comparison.seeds]
+                refused.update((other.folder, str(error)) for other in seeds if other in unfinished)
                 continue
             _require_same_weights(fingerprints, out, simulation)
             # Before the data are partitioned, which depends on the seed.
@@ -235,12 +496,16 @@ def _check_runs(
             if fingerprints.setdefault(options, digest) != digest:
                 other = f"{out} began with other data {config.data.registered_name!r}"
                 raise RunFolderError(f"{other} (expected the same data, or another folder)")
+    return refused, fingerprints
+
+
+def _require_one_method(all_runs: Sequence[ComparisonRun], refused: Mapping[str, str]) -> None:
+    """Refuse a comparison with a setting in which no method can run."""
     for setting in dict.fromkeys(planned.setting for planned in all_runs):
         folders = [planned.folder for planned in all_runs if planned.setting == setting]
         if all(folder in refused for folder in folders):
             location = f" in setting {setting!r}" if setting else ""
             raise FedstillError(f"no method can run{location}: {refused[folders[0]]}")
-    return refused, fingerprints
 
 
 def _require_same_weights(fingerprints: dict[str, str], out: Path, simulation: Simulation) -> None:
@@ -356,11 +621,37 @@ def _is_part_different(first: Comparison, second: Comparison, part: str) -> bool
     return bool(one != other or (isinstance(one, Mapping) and list(one) != list(other)))
 
 
-def _print_progress(console: Console, count: str, planned: ComparisonRun, elapsed: float) -> None:
-    parts = (planned.setting, planned.label, f"seed {planned.seed}")
-    line = Text.assemble(
-        (f"{count}  ", "dim"),
-        (", ".join(part for part in parts if part), "bold"),
-        (f"  {format_seconds(elapsed)} elapsed", "dim"),
-    )
-    console.print(line, soft_wrap=True)
+class _Progress:
+    """Lines about the runs of a comparison, with an estimate of the remaining time.
+
+    Args:
+        console: prints the lines.
+        runnable: the runs. Finished ones have a number, but take no time.
+        out: folder of the comparison.
+    """
+
+    def __init__(self, console: Console, runnable: Sequence[ComparisonRun], out: Path) -> None:
+        self._console, self._start = console, time.monotonic()
+        self._numbers = {planned: number for number, planned in enumerate(runnable, start=1)}
+        self._unfinished = {each for each in runnable if not (out / each.folder / "result.json").exists()}
+        self._done = 0
+
+    def print_start(self, planned: ComparisonRun, phase: str) -> None:
+        """Print the start of a run or an attack."""
+        elapsed = time.monotonic() - self._start
+        clock = f"{format_seconds(elapsed)} elapsed"
+        if self._done:
+            clock += f", about {format_seconds(elapsed / self._done * len(self._unfinished))} left"
+        parts = (planned.setting, planned.label, f"seed {planned.seed}")
+        line = Text.assemble(
+            (f"{phase} {self._numbers[planned]} of {len(self._numbers)}  ", "dim"),
+            (", ".join(part for part in parts if part), "bold"),
+            (f"  {clock}", "dim"),
+        )
+        self._console.print(line, soft_wrap=True)
+
+    def count(self, planned: ComparisonRun) -> None:
+        """Count a run that has ended."""
+        if planned in self._unfinished:
+            self._unfinished.remove(planned)
+            self._done += 1

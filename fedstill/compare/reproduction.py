@@ -419,6 +419,8 @@ def run_reproduction(
     *,
     seeds: int | None,
     only: Sequence[str] = (),
+    jobs: int = 1,
+    devices: Sequence[str] = (),
     changes: Mapping[str, Any],
     command: str,
     report: Callable[[Path], object],
@@ -434,6 +436,7 @@ def run_reproduction(
         folder: folder of all tables. Finished runs in it are not repeated.
         seeds: number of seeds; None: as the scale says.
         only: methods and settings of the comparison (:meth:`.Comparison.planned_runs`) to run now.
+        jobs, devices: processes of the comparison (:func:`.comparison_runner.compare`).
         changes: options of all runs by dotted name. A program gets ``data.root`` only.
         command: the command that repeats it, for the reports.
         report: writes the report of a run's folder.
@@ -461,6 +464,8 @@ def run_reproduction(
             command=command,
             report=report,
             only=only or about.methods,
+            jobs=jobs,
+            devices=devices,
             quiet=quiet,
             bars=bars,
         )

@@ -23,7 +23,7 @@ from fedstill.node.node import Node
 from fedstill.node.node_view import NodeView
 from fedstill.protocol import payload_kinds
 from fedstill.protocol.local_config import Span, SpanOfRound, cosine_lr, set_lr
-from fedstill.protocol.method import Method, QueryCall
+from fedstill.protocol.method import Method, NamedNetwork, QueryCall
 from fedstill.protocol.needs import Needs
 from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import PayloadKind
@@ -34,6 +34,7 @@ __all__ = [
     "LabelHistogram",
     "LabelHistogramState",
     "Method",
+    "NamedNetwork",
     "Needs",
     "Node",
     "NodeFault",

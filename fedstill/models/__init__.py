@@ -3,10 +3,11 @@
 ``image_classifiers``, ``tabular``, ``unet``, ``pretrained_unet`` and ``text_classifiers`` hold networks for
 nodes and student; ``gan`` the generators and critics that methods add. ``extractor_head`` splits a network in
 two, ``module_utils`` copies it, sets its mode and flattens its state, ``attention_maps`` computes attention
-maps, ``vgg`` features for a perceptual loss. ``norm_layers`` has a group norm that is fast with channels
-last. ``hugging_face`` loads models of that library, ``backbones`` frozen networks whose features are the
-inputs of a run; ``principal_components`` reduces these. ``feature_maps`` are maps of a pretrained network at
-several scales. ``module_check`` checks whether a module can take part, and whether DP-SGD can train it.
+maps, ``vgg`` features for a perceptual loss. ``ensemble`` combines networks as one. ``norm_layers`` has a
+group norm that is fast with channels last. ``hugging_face`` loads models of that library, ``backbones``
+frozen networks whose features are the inputs of a run; ``principal_components`` reduces these.
+``feature_maps`` are maps of a pretrained network at several scales. ``module_check`` checks whether a module
+can take part, and whether DP-SGD can train it.
 
 For existing models, ``model_config`` holds the options and ``custom_model`` builds the model:
 ``weights_file`` reads weights, ``predictors`` wraps estimators, ONNX graphs and endpoints, ``interface``
@@ -28,6 +29,7 @@ from fedstill.core.dataset import Form
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError, closest_name
 from fedstill.core.registry import USER_CODE_ERRORS, Registry, first_line, is_object_path
 from fedstill.core.seeds import seeded
+from fedstill.models.ensemble import Ensemble, EnsembleName, is_ensemble_name, member_names
 from fedstill.models.gan import Generator, PatchCritic
 from fedstill.models.image_classifiers import (
     BatchNormLeNet,
@@ -158,6 +160,7 @@ def build_unchecked(
             ``"transformer"`` or ``"bag"``. For texts and images also ``"hf:folder"``
             (:mod:`fedstill.models.hugging_face`). For images also ``"unet:BACKBONE"`` and
             ``"residual-unet:BACKBONE"`` (:mod:`fedstill.models.pretrained_unet`), without pretrained weights.
+            ``"ensemble:AGGREGATOR:MEMBERS"`` (:mod:`fedstill.models.ensemble`) combines networks.
         shape: ``(channels, H, W)`` of an image, ``(L,)`` of a text, or ``(F,)`` of a row of a table.
         classes: number of logits per input or pixel, or of channels if outputs are images.
         seed: seed of the initial weights.
@@ -169,6 +172,14 @@ def build_unchecked(
         ArgumentError: the name is unknown or does not fit the inputs, or the factory cannot be imported.
         ModelError: a custom model cannot be built.
     """
+    if is_ensemble_name(spec):
+        ensemble = EnsembleName.parse(spec)
+        members = [
+            build(member, shape, classes, seed, *names, vocabulary=vocabulary, mean=mean, std=std)
+            for member in ensemble.members
+        ]
+        with seeded(seed, *names):
+            return Ensemble(members, classes, ensemble)
     name, _, folder = spec.partition(":")
     if name == "hf" and folder and (vocabulary or len(shape) > 1):
         from fedstill.models.hugging_face import load_classifier  # slow import of an optional package
@@ -199,6 +210,10 @@ def check_name(spec: str) -> None:
     Raises:
         ArgumentError: the name or its width is invalid, or the factory cannot be imported.
     """
+    if is_ensemble_name(spec):
+        for member in dict.fromkeys(member_names(spec)):
+            check_name(member)
+        return
     name, _, folder = spec.partition(":")
     if backbone := encoder_backbone(spec):
         from fedstill.models.feature_maps import check_backbone

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+from torch import nn
 
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import Registrable, Registry
@@ -24,6 +25,14 @@ SECURE_AGGREGATION_NOTE = (
     "secure aggregation (experimental): the server saw only sums of the nodes' responses "
     "(link.secure_aggregation)"
 )
+
+
+class NamedNetwork(NamedTuple):
+    """A network with its name, as :func:`fedstill.models.build` takes it, or with its class if it is a custom
+    one."""
+
+    name: str
+    network: nn.Module
 
 
 @dataclass(frozen=True)
@@ -182,6 +191,23 @@ class Method(Registrable):
             raise ArgumentError("method.rounds", rounds, "1 or more")
         return rounds
 
+    def make_student(
+        self, network: nn.Module, nodes: Iterable[NamedNetwork], output_shape: Sequence[int], seed: int
+    ) -> nn.Module:
+        """Return the network that a run delivers as its student: by default the one of ``student.model``.
+
+        A method whose student consists of the nodes' models overrides it. Such a student is a new network,
+        and the one of ``student.model`` keeps its weights.
+
+        Args:
+            network: the network of ``student.model``.
+            nodes: each node's model with initial weights, in the order of the nodes. A run with remote nodes
+                only knows ``student.model``, and takes it for all nodes.
+            output_shape: shape of the task's outputs for one input.
+            seed: seed of the run.
+        """
+        return network
+
     def init_state(self, server: Any) -> Any:
         """Return the initial state of the server.
 
@@ -272,6 +298,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedtgp": "fedstill.methods.fedtgp:FedTGP",
         "fedcgs": "fedstill.methods.fedcgs:FedCGS",
         "fedpft": "fedstill.methods.fedpft:FedPFT",
+        "fens": "fedstill.methods.fens:FENS",
         "column-sums": "fedstill.methods.column_sums:ColumnSums",
     },
     base=Method,

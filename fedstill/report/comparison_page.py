@@ -18,9 +18,11 @@ from fedstill.core.text_format import format_bytes
 from fedstill.report import figures
 from fedstill.report.comparison_records import ComparedMethod, ComparedSetting, ComparisonSummary, summarize
 from fedstill.report.comparison_tables import (
+    DECOMPOSITION_NOTE,
     budget_table,
     comparison_latex,
     comparison_markdown,
+    decomposition_table,
     full_table,
     leakage_notes,
     needs_text,
@@ -67,6 +69,7 @@ def render_comparison_page(summary: ComparisonSummary) -> str:
         several_metrics=len(summary.metrics) > 1
         or bool(set(summary.published_metrics()) - set(summary.shown_metrics())),
         number_badge=number_badge,
+        decomposition_note=DECOMPOSITION_NOTE,
     )
 
 
@@ -128,6 +131,7 @@ def _setting_variables(summary: ComparisonSummary, setting: ComparedSetting) -> 
         figures.scatter_points(setting),
         figures.learning_curves(setting),
     )
+    decompositions = setting.decompositions()
     return {
         "name": setting.name,
         "context": setting.context,
@@ -140,12 +144,29 @@ def _setting_variables(summary: ComparisonSummary, setting: ComparedSetting) -> 
             partial(figures.plot_learning_curves, curves, title), f"run {setting.name}"
         ),
         "drawn": [entry for entry in setting.entries if entry.spread(entry.metric) is not None],
+        "decomposition": _decomposition(setting),
+        "decomposition_plot": decompositions
+        and figures.responsive_svg(
+            partial(figures.plot_decompositions, decompositions, title), f"decomposition {setting.name}"
+        ),
         "attacks": [results for entry in setting.entries if (results := _attack_results(entry))],
         "best_models": sorted(
             {MAIN_MODELS[entry.evaluated_model][0] for entry in setting.entries if entry.label in best}
         ),
         "verdicts": setting.verdicts(),
     }
+
+
+def _decomposition(setting: ComparedSetting) -> Table | None:
+    table = decomposition_table(setting)
+    if table is None:
+        return None
+    rows = [
+        replace(row, name=number_badge(part.entry.number) + Markup(" {}").format(row.name))
+        for part, row in zip(setting.decompositions(), table.rows, strict=True)
+    ]
+    columns = [replace(column, header=column.header.capitalize()) for column in table.columns]
+    return replace(table, row_header="Method", columns=columns, rows=rows)
 
 
 def _attack_results(entry: ComparedMethod) -> dict[str, Any] | None:

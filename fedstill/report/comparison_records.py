@@ -30,6 +30,7 @@ from fedstill.protocol.method import method_name
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
 from fedstill.report.records import (
     ACCURACY,
+    ENSEMBLE,
     LOCAL,
     MAIN,
     MAIN_MODELS,
@@ -337,6 +338,27 @@ class Ranking:
 
 
 @dataclass(frozen=True)
+class Decomposition:
+    """Main metric of one method from the nodes' models over their ensemble to the student.
+
+    Args:
+        entry: the method.
+        teachers: mean of the nodes' own models on all test data.
+        ensemble: the teachers' ensemble, the upper bound of a student that only imitates it.
+        student: the student.
+        gain: ensemble minus teachers, over seeds.
+        gap: student minus ensemble, over seeds.
+    """
+
+    entry: ComparedMethod
+    teachers: Spread
+    ensemble: Spread
+    student: Spread
+    gain: SeedDifference
+    gap: SeedDifference
+
+
+@dataclass(frozen=True)
 class ComparedSetting:
     """One setting of a comparison with its methods: by form, then in the order of the comparison's file."""
 
@@ -400,6 +422,23 @@ class ComparedSetting:
             for run in entry.runs
             if (value := run.value(metric.key)) is not None
         }
+
+    def decompositions(self) -> list[Decomposition]:
+        """Return the parts of the main metric of each method with a student and an ensemble of teachers."""
+        key = self.metric.key
+        found = []
+        for entry in self.entries:
+            values = (f"{LOCAL_PREFIX}{key}{ALL_TESTS_SUFFIX}", f"{ENSEMBLE} {key}", key)
+            teachers, ensemble, student = map(entry.spread, values)
+            if entry.evaluated_model != "student" or not (teachers and ensemble and student):
+                continue
+            by_model = [
+                {run.seed: RunScore(value) for run in entry.runs if (value := run.value(name)) is not None}
+                for name in values
+            ]
+            gain, gap = (compare_paired_runs(after, before) for before, after in itertools.pairwise(by_model))
+            found.append(Decomposition(entry, teachers, ensemble, student, gain, gap))
+        return found
 
     def verdicts(self) -> list[str]:
         """Return a sentence on significant differences of the main metric for each kind of model."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstill.attacks.attack import ComparisonColumn
 from fedstill.compare.comparison import COSTS, SMALL_SCALE
@@ -34,7 +34,7 @@ from fedstill.report.comparison_records import (
 )
 from fedstill.report.figures import sorted_budgets
 from fedstill.report.records import Record
-from fedstill.report.statistics import RunScore, Spread, compare_paired_runs
+from fedstill.report.statistics import RunScore, SeedDifference, Spread, compare_paired_runs
 from fedstill.report.tables import (
     NO_VALUE,
     Cell,
@@ -50,9 +50,7 @@ from fedstill.report.tables import (
     markdown,
 )
 from fedstill.runs.spec import PaperMetric
-
-if TYPE_CHECKING:
-    pass
+from fedstill.tasks.task import Metric
 
 
 @dataclass(frozen=True)
@@ -137,6 +135,31 @@ def full_table(summary: ComparisonSummary, setting: ComparedSetting) -> Table:
     """Return the table of a setting with all columns."""
     columns = [*metric_columns(summary, summary.shown_metrics()), *cost_columns(summary)]
     return setting_table(setting, [*columns, *leakage_columns(summary), *paper_columns(summary)])
+
+
+def decomposition_table(setting: ComparedSetting) -> Table | None:
+    """Return each student's metric next to its teachers' and their ensemble's; None without such methods."""
+    parts, digits = setting.decompositions(), setting.metric.digits
+    if not parts:
+        return None
+    rows = [
+        Row(
+            part.entry.name,
+            [
+                *(Cell(spread.text(digits)) for spread in (part.teachers, part.ensemble, part.student)),
+                *(Cell(_difference_text(setting.metric, change)) for change in (part.gain, part.gap)),
+            ],
+        )
+        for part in parts
+    ]
+    headers = ("teachers", "ensemble", "student", "ensembling", "distilling")
+    title = f"{setting.metric.title} from the teachers over their ensemble to the student"
+    return Table(title, "method", [Column(header) for header in headers], rows)
+
+
+def _difference_text(metric: Metric, difference: SeedDifference) -> str:
+    half_width = "" if difference.half_width is None else f" ± {difference.half_width:.{metric.digits}f}"
+    return f"{format_difference(metric, difference.mean)}{half_width}"
 
 
 def budget_table(summary: ComparisonSummary) -> Table | None:
@@ -227,6 +250,10 @@ def leakage_notes(columns: Sequence[ComparisonColumn]) -> tuple[str, str]:
 # --- CSV ------------------------------------------------------------------------------------------------
 
 
+DECOMPOSITION_NOTE = (
+    "Teachers: mean of the nodes' own models. Ensembling: ensemble minus teachers. Distilling: student minus "
+    "ensemble. Both: mean ± half width of the 95% CI over seeds."
+)
 REFERENCES = ("standalone", "ensemble", "centralized")
 MODELS = ("", "local", *REFERENCES)
 PAIR_COLUMNS = (
@@ -398,6 +425,8 @@ def comparison_markdown(summary: ComparisonSummary) -> str:
         lines.append("")
         notes = [f"{row.name}: {row.note}." for row in table.rows if row.note] + setting.verdicts()
         lines += [*notes, ""] if notes else []
+        if (parts := decomposition_table(setting)) is not None:
+            lines += [f"{parts.title}. {DECOMPOSITION_NOTE}", "", *markdown(parts), ""]
     return "\n".join(lines)
 
 

@@ -27,7 +27,13 @@ from fedstill.attacks.attack import ComparisonColumn
 from fedstill.core.name_normalization import natural_sort_key
 from fedstill.core.text_format import format_bytes, format_percent
 from fedstill.privacy.statement import format_epsilon_bound
-from fedstill.report.comparison_records import ComparedMethod, ComparedSetting, ComparisonSummary, MethodCurve
+from fedstill.report.comparison_records import (
+    ComparedMethod,
+    ComparedSetting,
+    ComparisonSummary,
+    Decomposition,
+    MethodCurve,
+)
 from fedstill.report.records import (
     CENTRALIZED,
     ENSEMBLE,
@@ -715,6 +721,39 @@ def plot_traffic(points: Sequence[Point], title: str = "Accuracy", width: float 
         draw_number(axes, point.number, (point.bytes, point.value.mean), offset)
         _draw_marker(axes, point.number, point.bytes, point.value.mean, tooltip, yerr=point.value.std)
     return _describe(figure, f"{title} against bytes", descriptions)
+
+
+# --- from teachers to student -----------------------------------------------------------------------------
+
+
+def plot_decompositions(
+    parts: Sequence[Decomposition], title: str = "Accuracy", width: float = PAPER_WIDTH
+) -> Figure:
+    """Plot the main metric from teachers over their ensemble to the student, one line per method.
+
+    A gray bar leads from the teachers' mean to their ensemble, and a line in the method's color from there to
+    its student.
+    """
+    figure, axes = create_axes(width, 2 * LABEL_GAP * len(parts) + 60, left=30, right=30, bottom=34)
+    spreads = [spread for part in parts for spread in (part.teachers, part.ensemble, part.student)]
+    percent_axis(axes, [spread.mean for spread in spreads], axis="x")
+    axes.set_ylim(len(parts) - 0.4, -0.6)
+    axes.set_yticks([])
+    axes.grid(axis="x")
+    descriptions = []
+    for y, part in enumerate(parts):
+        number, name = part.entry.number, part.entry.name
+        teachers, ensemble, student = (spread.mean for spread in (part.teachers, part.ensemble, part.student))
+        axes.plot([teachers, ensemble], [y, y], color=GRID, lw=12, solid_capstyle="butt")
+        axes.plot([ensemble, student], [y, y], color=method_color(number), lw=3)
+        for value, of in ((teachers, "teachers"), (ensemble, "ensemble")):
+            (tick,) = axes.plot([value], [y], marker="|", ms=15, mew=2, color=MUTED)
+            set_tooltip(tick, f"{name}, {of}: {format_percent(value)}")
+        draw_number(axes, number, (student, y), (0, 0))
+        descriptions.append(
+            f"{name} {format_percent(teachers)}, {format_percent(ensemble)}, {format_percent(student)}"
+        )
+    return _describe(figure, f"{title} of teachers, ensemble and student", descriptions)
 
 
 # --- during the run ---------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from fedstill.core.text_format import (
 from fedstill.report.comparison_records import ComparisonSummary
 from fedstill.report.comparison_tables import (
     cost_columns,
+    decomposition_table,
     leakage_columns,
     leakage_notes,
     metric_columns,
@@ -172,6 +173,8 @@ def print_comparison(summary: ComparisonSummary, console: Console) -> None:
         console.print(Text(setting.context, style="dim"))
         for columns in filter(None, parts):
             print_rows(setting_table(setting, columns), console, wrapped=["epsilon"])
+        if (decomposition := decomposition_table(setting)) is not None:
+            print_rows(decomposition, console)
         for verdict in setting.verdicts():
             console.print(Text(verdict))
         for entry in setting.entries:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.registry import is_object_path
 from fedstill.federation.secure_aggregation import AnyFederation
 from fedstill.methods._server import Server
 from fedstill.models.predictors import file_fingerprint
+from fedstill.node.architectures import architecture_key
 from fedstill.node.model_setup import architecture_hash, prepare_model
 from fedstill.privacy.statement import PrivacyStatement
-from fedstill.protocol.method import method_name
+from fedstill.protocol.method import NamedNetwork, method_name
 from fedstill.protocol.node_side import NodeSide
 from fedstill.runs.build import (
     Setting,
@@ -26,6 +29,7 @@ from fedstill.runs.build import (
 )
 from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs_as_reloaded
 from fedstill.runs.loop import Loop
+from fedstill.runs.student_file import network_name
 
 
 class Run(Loop):
@@ -36,6 +40,8 @@ class Run(Loop):
 
     Attributes:
         side: the method's part at the nodes.
+        configured_student: the network of ``student.model``.
+        student: the network that the method delivers, which is mostly the same.
         notes: notes for the result.
 
     Raises:
@@ -55,11 +61,14 @@ class Run(Loop):
         check_method(setting.spec.method, setting.task, setting.public)
         check_student_and_server_data(setting)
         self.shape = input_shape(setting)
+        self.setting = self._with_student_of_method(setting)
         self.compute = Compute(setting.spec.engine).for_network(
             self.shape, setting.student, force_float32=self.method.needs_float32
         )
         self.mean, self.std = normalization(setting)  # (C, 1, 1) each
-        self.student = self._prepare_network(setting.student, "student")
+        self.student = self.configured_student = self._prepare_network(setting.student, "student")
+        if self.setting is not setting:
+            self.student = self._prepare_network(self.setting.student, "student")
         self.test = setting.test.to(self.compute.device)
         self.public = None if setting.public is None else setting.public.to(self.compute.device)
         self.evaluation = Evaluation(self.task, self.test, self.compute, setting.spec.seed)
@@ -69,6 +78,28 @@ class Run(Loop):
     def has_student(self) -> bool:
         """True if the method trains a student; an average built only for evaluation is none."""
         return self.method.evaluated_model == "student"
+
+    def _with_student_of_method(self, setting: Setting) -> Setting:
+        """Return the setting with the network that the method delivers as its student."""
+        spec, outputs = setting.spec, setting.task.output_shape(self.shape)
+        student = self.method.make_student(setting.student, self._node_models(setting), outputs, spec.seed)
+        if student is setting.student:
+            return setting
+        name = self._network_name(student)
+        spec = replace(spec, student=replace(spec.student, model=name))
+        return replace(setting, student=student, spec=spec)
+
+    def _node_models(self, setting: Setting) -> Iterator[NamedNetwork]:
+        """Yield each node's model with its name, as far as they are known here."""
+        entries, names = setting.spec.nodes.models, dict[Any, str]()
+        for index, node in enumerate(setting.nodes):
+            entry, kind = entries[index % len(entries)], architecture_key(node.model)
+            if kind not in names:
+                names[kind] = entry if is_object_path(entry) else self._network_name(node.model)
+            yield NamedNetwork(names[kind], node.model)
+
+    def _network_name(self, network: torch.nn.Module) -> str:
+        return network_name(network, self.task, self.shape, self.setting.vocabulary)
 
     def _prepare_network(self, model: torch.nn.Module, what: str) -> torch.nn.Module:
         """Return a network on the device, split in two parts if the method needs them."""

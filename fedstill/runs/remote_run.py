@@ -7,7 +7,7 @@ folder, and its nodes restore the checkpoint that the server had reached.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -23,13 +23,14 @@ from fedstill.node.replies import NOT_JOINED
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.feature_plan import FeaturePlan
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import build_node_side
+from fedstill.protocol.method import NamedNetwork, build_node_side
 from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import LABEL_COUNTS
 from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.protocol.wire_format import WireConfig
 from fedstill.runs.base import Run
 from fedstill.runs.build import (
+    Setting,
     build_server_setting,
     check_networks,
     describe_run,
@@ -98,6 +99,7 @@ class RemoteRun(Run):
         self.spec = spec
         loaded, data_spec = prepare_server_data(spec)
         self.data, public, self.feature_space = loaded.data, loaded.public, loaded.feature_space
+        self._node_count = len(link.nodes)
         super().__init__(build_server_setting(spec, loaded))
         features = None if self.feature_space is None else self.feature_space.to_plan()
         plan = make_run_plan(spec, data_spec, public, name, len(link.nodes), features)
@@ -123,6 +125,11 @@ class RemoteRun(Run):
         space = self.feature_space
         return about if space is None else {**about, "features": space.to_record()}
 
+    def _node_models(self, setting: Setting) -> Iterator[NamedNetwork]:
+        """Yield ``student.model`` for each node, as no other architecture is known here."""
+        for _ in range(self._node_count):
+            yield NamedNetwork(setting.spec.student.model, setting.student)
+
     # --- parts of the loop ----------------------------------------------------------------------------
 
     def _prepare_nodes(self, saved: Mapping[str, Any]) -> None:
@@ -130,7 +137,7 @@ class RemoteRun(Run):
             self._require_same_models(saved["models"])
             self.federation.link_costs = LinkCosts(**saved["link_costs"])
         self.federation.join()
-        kind, joined = architecture_hash(self.student), self.federation.node_status
+        kind, joined = architecture_hash(self.configured_student), self.federation.node_status
         alike = {name: status.architecture == kind for name, status in joined.items()}
         # The server only knows the architecture of its student.
         same = self.needs.same_architecture or self.needs.student_architecture
@@ -138,7 +145,7 @@ class RemoteRun(Run):
         check_networks(self.method.title, needs, frozen, alike)
         # Created before training, to refuse queries that a node would refuse later.
         self._initial_server = self._make_server(
-            self._aggregator, self.student, ((self.federation.nodes, self.student),)
+            self._aggregator, self.student, ((self.federation.nodes, self.configured_student),)
         )
 
     def _train_locally(self) -> None:

@@ -98,7 +98,7 @@ class Simulation(MeasuredSimulation):
         privacies = [node.privacy for node in setting.nodes]
         for node in self.nodes:
             node.gate.output_shape = self.task.output_shape(self.shape)
-        student = kind_of(self.student)
+        student = kind_of(self.configured_student)
         check_networks(
             self.method.title,
             self.needs,
@@ -476,7 +476,6 @@ def build_simulation(
     reason = unmet_need(method.needs(), task)
     if reason is not None:  # first, as it cannot be fixed by other options
         raise MethodRefused(method.title, "", reason)
-    spec.task.make(data.classes).check(data.train, "training data")
     loaded = prepare_data(spec, data, progress=progress, placeholder=placeholder)
     simulation = Simulation(build_setting(spec, loaded))
     if loaded.feature_space is not None:

@@ -31,6 +31,7 @@ from fedstill.models.backbones import (
     empty_scale,
     load_backbone,
 )
+from fedstill.models.ensemble import Ensemble, member_names
 from fedstill.models.hugging_face import PREFIX
 from fedstill.models.model_config import encoder_backbone
 from fedstill.models.pretrained_unet import PretrainedUNet
@@ -124,7 +125,7 @@ class StudentFile:
             ModelError: the backbone differs from the one of the run.
         """
         model_name = given if isinstance(given, str) and given else self.model
-        if given == "" and own != model_name and not _is_builtin(model_name):
+        if given == "" and not all(own == name or _is_builtin(name) for name in member_names(model_name)):
             option = by_caller("--model", "model=", "model=")
             raise ArgumentError(
                 "the student's model", model_name, f"one of fedstill's own; or name it with {option}"
@@ -175,8 +176,8 @@ class StudentFile:
         if weights and not (own.weights and Path(weights).expanduser().is_file()):
             option = by_caller("--backbone-weights", *2 * ("backbone_weights",))
             raise ArgumentError(option, weights, "an existing file" if own.weights else unneeded)
-        changes = {"backbone": backbone or own.backbone, "weights": weights or own.weights}
-        return replace(self, features=replace(own, **changes))
+        features = replace(own, backbone=backbone or own.backbone, weights=weights or own.weights)
+        return replace(self, features=features)
 
     def _require_backbone_files(self) -> None:
         """Raise an error that names the option of another path if a file of the backbone is missing."""
@@ -266,8 +267,8 @@ def network_name(network: nn.Module, task: Task, shape: tuple[int, ...], vocabul
         shape: of an input.
         vocabulary: number of token ids, for texts.
     """
-    if isinstance(network, PretrainedUNet):
-        return network.name
+    if isinstance(network, PretrainedUNet | Ensemble):
+        return str(network.name)
     name = MODELS.name_of(type(network))
     if name in MODELS.builtin:
         shapes = {key: each.shape for key, each in network.state_dict().items()}

@@ -2,14 +2,14 @@
 
 Distillation methods start from nodes that have trained on their own data, and the centralized upper bound is
 trained on the pooled data. With equal configuration, initial weights and computation, the trained models are
-equal to the last bit. The cache serves the runs of one setting and seed in one process, with equal data and
-code.
+equal to the last bit. The cache serves the runs of one setting and seed, with equal data and code.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,9 +76,8 @@ class TrainedModels:
     @staticmethod
     def save_models(path: Path, nodes: Sequence[Node], **about: Any) -> None:
         """Save nodes' trained models, with JSON values about their training."""
-        path.parent.mkdir(exist_ok=True)
         models = {node.name: dict(node.model.state_dict()) for node in nodes}
-        save_state(path, {"models": models, "about": json.dumps(about)})
+        TrainedModels._save(path, {"models": models, "about": json.dumps(about)})
 
     @staticmethod
     def load_models(path: Path, nodes: Sequence[Node]) -> Mapping[str, Any]:
@@ -92,8 +91,15 @@ class TrainedModels:
     @staticmethod
     def save_outputs(path: Path, outputs: Mapping[str, torch.Tensor]) -> None:
         """Save models' outputs ``(N, C, ...)`` on the test set, by node."""
-        path.parent.mkdir(exist_ok=True)
-        save_state(path, dict(outputs))
+        TrainedModels._save(path, dict(outputs))
+
+    @staticmethod
+    def _save(path: Path, state: Mapping[str, Any]) -> None:
+        """Save a state by a name of this process first, as two processes may save the same file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = path.with_name(f"{os.getpid()}-{path.name}")
+        save_state(own, state)
+        own.replace(path)
 
     @staticmethod
     def load_outputs(path: Path) -> dict[str, torch.Tensor]:

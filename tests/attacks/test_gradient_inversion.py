@@ -114,9 +114,9 @@ def test_first_adam_step_allows_cosine_attack_only() -> None:
 def test_rejects_inapplicable_runs_in_one_line() -> None:
     side = replay(FEDKD, outputs_only=True, public={"name": "held-out"}).experiment().side
     assert ONE.refusal(side) == "gradient inversion needs parameters, and none are released"
-    uploaded = {"name": "dense", "models": "uploaded"}
-    side = replay(uploaded).experiment().side
-    assert ONE.refusal(side) == "gradient inversion needs the nodes' initial weights, and none are sent"
+    for uploaded in ({"name": "dense", "models": "uploaded"}, {"name": "fens", "rounds": 2}):
+        side = replay(uploaded).experiment().side
+        assert ONE.refusal(side) == "gradient inversion needs the nodes' initial weights, and none are sent"
     assert ONE.refusal(replay(PER).experiment().side) is None
     with pytest.raises(ArgumentError, match=r"invalid inversion\.round = 2 \(expected 0 \.\. 1"):
         run_inversion(replay(FEDAVG), GradientInversion(round=2), 0)

@@ -23,7 +23,15 @@ from fedstill.report.comparison_tables import comparison_markdown
 from fedstill.report.statistics import Spread
 from tests.support import attack_results
 from tests.support.attack_results import interval
-from tests.support.comparison_files import ALONE, FEDAVG, FEDIOD, a_run, printed, records
+from tests.support.comparison_files import (
+    ALONE,
+    FEDAVG,
+    FEDIOD,
+    a_run,
+    method_table_lines,
+    printed,
+    records,
+)
 from tests.support.result_files import Page
 
 CONFIG = LeakageConfig().to_table()
@@ -157,7 +165,7 @@ def test_csv_has_leakage_and_attack_names(folder: Path) -> None:
 
 def test_tables_have_leakage_columns(folder: Path) -> None:
     summary = summarize(folder, a_plan())
-    head, _, *rows = [line for line in comparison_markdown(summary).splitlines() if line.startswith("|")]
+    head, _, *rows = method_table_lines(comparison_markdown(summary))
     assert head.endswith("| seconds | membership AUC | TPR at 1% | responses' AUC | PSNR | memorization p |")
     assert {row.count("|") for row in rows} == {head.count("|")}
     fedavg = "| 12.5 | 64.0 \u00b1 12.2 | 3.0 \u00b1 1.0 | 99.0 \u00b1 0.0 | 21.0 \u00b1 0.0 | - |"
@@ -179,11 +187,12 @@ def test_refused_runs_have_no_values_in_any_format(folder: Path) -> None:
     write_text(folder / "not_run.json", json.dumps({f"fediod-seed{seed}": "no" for seed in range(3)}))
     summary = summarize(folder, a_plan())
     assert "FedIOD: refused: no." in comparison_markdown(summary).splitlines()
-    head, _, *rows = [line for line in comparison_markdown(summary).splitlines() if line.startswith("|")]
+    head, _, *rows = method_table_lines(comparison_markdown(summary))
     assert {row.count("|") for row in rows} == {head.count("|")}
     write_comparison(folder, a_plan())
     source = (folder / "compare.html").read_text(encoding="utf-8")
-    heads = source.count('<th scope="col"', source.index('<table class="methods">'))
+    start = source.index('<table class="methods">')
+    heads = source.count('<th scope="col"', start, source.index("</table>", start))
     span = re.search(r'class="r reason wide-cell" colspan="(\d+)"', source)
     assert span is not None
     assert int(span[1]) == heads - 3  # all except the method, its needs and its reports

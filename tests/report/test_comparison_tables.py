@@ -24,6 +24,7 @@ from tests.support.comparison_files import (
     FEDIOD,
     a_plan,
     a_run,
+    method_table_lines,
     printed,
     records,
 )
@@ -49,6 +50,21 @@ def test_spread_is_mean_and_sample_deviation() -> None:
     assert Spread.of([7.0, None]) is None  # no mean over fewer seeds than planned
     assert Spread(93.04, 3.06).text() == "93.0 ± 3.1"
     assert Spread(93.04).text() == "93.0"
+
+
+def test_decomposition_from_teachers_to_student(folder: Path) -> None:
+    """Teachers have 60.5 and the ensemble 95 for each seed; students 87, 91 and 95. t(0.975, 2) is 4.303."""
+    summary = summarize(folder, compare.read_comparison_folder(folder))
+    parts = {part.entry.label: part for part in summary.settings[0].decompositions()}
+    assert "standalone" not in parts  # it has no student
+    part = parts["fediod"]
+    assert (part.teachers.mean, part.ensemble.mean, part.student) == (60.5, 95.0, Spread(91.0, 4.0))
+    assert (part.gain.mean, part.gap.mean) == (34.5, -4.0)
+    assert part.gap.half_width == pytest.approx(4.3027 * 4 / math.sqrt(3), abs=1e-3)
+    assert "| FedIOD | 60.5 ± 0.0 | 95.0 ± 0.0 | 91.0 ± 4.0 | +34.5 ± 0.0 | -4.0 ± 9.9 |" in (
+        comparison_markdown(summary)
+    )
+    assert "-4.0 ± 9.9" in printed(summary, 100)
 
 
 def test_summary_csv_has_means_deviations_and_gaps(folder: Path) -> None:
@@ -184,7 +200,7 @@ def test_markdown_has_the_same_table(folder: Path, golden: Golden) -> None:
     text = comparison_markdown(summarize(folder, compare.read_comparison_folder(folder)))
     golden("comparison-markdown", text)
     lines = text.splitlines()
-    table = [line for line in lines if line.startswith("|")]
+    table = method_table_lines(text)
     assert "**50% skew_ed**" in lines
     assert {line.count("|") for line in table} == {13}
     ours = "| FedAvg | student | 84.0 ± 4.0 | 72.0 ± 2.0 | 2.0 kB | 500 B | 41 | 12.5 |"
@@ -271,7 +287,7 @@ def test_all_formats_have_epsilon_column(folder: Path) -> None:
     plan = a_plan()
     summary = summarize(folder, plan)
     assert str(summary.privacy_sentence()).startswith("All runs ")
-    head, _, *rows = [line for line in comparison_markdown(summary).splitlines() if line.startswith("|")]
+    head, _, *rows = method_table_lines(comparison_markdown(summary))
     assert "| seconds | epsilon | paper |" in head
     assert all(row.count("|") == head.count("|") for row in rows)
     assert any(row.startswith("| FedAvg |") and "| 12.5 | 2 |" in row for row in rows)

@@ -27,7 +27,7 @@ from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec
 from fedstill.student.evaluate import evaluate
 from tests.support.errors import raises_invalid
-from tests.support.models import onnx_backbone, tiny_backbone
+from tests.support.models import onnx_backbone, save_tiny_backbone
 from tests.support.runs import FEDIOD, FEDKD, SGD, config
 
 BACKBONE = "tests.support.models:tiny_backbone"
@@ -124,15 +124,10 @@ def test_changed_weights_are_refused_when_the_student_is_loaded(tmp_path: Path) 
         fedstill.load(tmp_path / "run")
 
 
-def weights_file(path: Path, shift: float = 0.0) -> Path:
-    save_file({name: tensor + shift for name, tensor in tiny_backbone((1,)).state_dict().items()}, path)
-    return path
-
-
 def test_student_is_loaded_with_the_new_path_of_its_backbone(
     tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
-    weights, moved = weights_file(tmp_path / "w.safetensors"), tmp_path / "moved.safetensors"
+    weights, moved = save_tiny_backbone(tmp_path / "w.safetensors"), tmp_path / "moved.safetensors"
     result = start(features_config(tmp_path, BACKBONE, features={"weights": str(weights)}), tmp_path / "run")
     weights.rename(moved)
     evaluation: tuple[Any, ...] = ("evaluate", tmp_path / "run", "--data", "digits", "--json")
@@ -166,7 +161,7 @@ def test_student_is_loaded_with_the_new_path_of_its_backbone(
         moved,
     )
     assert command(*words)[0] == 0
-    weights_file(moved, 1.0)
+    save_tiny_backbone(moved, 1.0)
     with pytest.raises(ModelError, match="differs"):
         fedstill.load(tmp_path / "run", backbone_weights=moved)
     with raises_invalid("--backbone-weights", str(weights), "existing"):
@@ -226,7 +221,7 @@ def test_hugging_face_folder_and_weights_are_found_at_their_new_paths(
 
 def test_backbone_without_a_file_takes_no_path(tmp_path: Path) -> None:
     start(features_config(tmp_path), tmp_path / "run")
-    weights = weights_file(tmp_path / "w.safetensors")
+    weights = save_tiny_backbone(tmp_path / "w.safetensors")
     with raises_invalid("--backbone", "hf:folder", "none", "random-conv:8"):
         fedstill.load(tmp_path / "run", backbone="hf:folder")
     with raises_invalid("--backbone-weights", str(weights), "none", "random-conv:8"):
@@ -349,8 +344,7 @@ def test_resume_compares_the_data_before_features(tmp_path: Path, monkeypatch: p
 def test_resume_detects_another_backbone(tmp_path: Path) -> None:
     """The weights in a file may have changed, with equal shapes."""
     state = build_simulation(features_config(tmp_path, BACKBONE))[0]._node_state()
-    path = tmp_path / "w.safetensors"
-    save_file({name: tensor + 1 for name, tensor in tiny_backbone((1,)).state_dict().items()}, path)
+    path = save_tiny_backbone(tmp_path / "w.safetensors", 1.0)
     changed, _ = build_simulation(features_config(tmp_path, BACKBONE, features={"weights": str(path)}))
     with pytest.raises(ModelError, match=r"^the backbone"):
         changed._prepare_nodes(state)
@@ -359,16 +353,16 @@ def test_resume_detects_another_backbone(tmp_path: Path) -> None:
 def test_run_that_is_stopped_before_its_first_checkpoint_keeps_its_backbone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, out = weights_file(tmp_path / "w.safetensors"), tmp_path / "run"
+    path, out = save_tiny_backbone(tmp_path / "w.safetensors"), tmp_path / "run"
     spec = features_config(tmp_path, BACKBONE, features={"weights": str(path)})
     with monkeypatch.context() as stopping:
         stopping.setattr(Simulation, "_train_locally", stop)
         with pytest.raises(KeyboardInterrupt):
             start(spec, out)
-    weights_file(path, 1.0)
+    save_tiny_backbone(path, 1.0)
     with pytest.raises(ModelError, match=r"^the backbone"):
         run.resume(out, progress=False)
-    weights_file(path)
+    save_tiny_backbone(path)
     resumed = run.resume(out, progress=False)
     assert resumed["accuracy"] == start(spec, tmp_path / "whole")["accuracy"]
 

@@ -81,6 +81,12 @@ def write_runs_to_compare(folder: Path) -> Path:
     return folder
 
 
+def method_table_lines(text: str) -> list[str]:
+    """Return the lines of a Markdown text's tables of methods, without those of teachers and students."""
+    blocks = [block.splitlines() for block in text.split("\n\n")]
+    return [line for block in blocks if block[0].startswith("| method | evaluated model") for line in block]
+
+
 def records(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(StringIO(path.read_text(encoding="utf-8"))))
 
