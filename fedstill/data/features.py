@@ -293,7 +293,8 @@ def _batch_features(backbone: Backbone, inputs: torch.Tensor) -> torch.Tensor:
         shape, expected = tuple(features.shape), (count, backbone.width)
         raise ModelError(f"backbone: returns {shape} for {count} inputs (expected {expected})")
     if not features.isfinite().all():
-        raise ModelError("backbone: returns NaN or infinity (expected finite features)")
+        cause = "" if inputs.isfinite().all() else " for inputs that hold them"
+        raise ModelError(f"backbone: returns NaN or infinity{cause} (expected finite numbers)")
     return features
 
 

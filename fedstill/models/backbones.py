@@ -252,7 +252,8 @@ class LayerOutput(nn.Module):
         known = dict(network.named_modules())
         if layer not in known:
             shown = ", ".join([name for name in known if name][-4:])
-            raise ArgumentError("features.layer", layer, f"a submodule of the backbone, such as {shown}")
+            expected = f"a submodule of the backbone, such as {shown}" if shown else "none with this backbone"
+            raise ArgumentError("features.layer", layer, expected)
         known[layer].register_forward_hook(self._keep_output)
 
     def _keep_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -574,7 +575,8 @@ def load_backbone(options: Features, raw: RawInputs, device: str = "cpu") -> Bac
         device: device on which it will compute, which decides ``precision = "auto"``.
 
     Raises:
-        ArgumentError: an unknown backbone, a missing library, or a file that does not exist.
+        ArgumentError: an unknown backbone, a missing library, a file that does not exist, or inputs that are
+            neither images nor texts.
         ModelError: the network cannot be built, the weights do not fit, or it does not take the inputs.
 
     Example:
@@ -582,7 +584,14 @@ def load_backbone(options: Features, raw: RawInputs, device: str = "cpu") -> Bac
         >>> backbone(torch.zeros(3, 1, 8, 8)).shape
         torch.Size([3, 128])
     """
+    if not raw.vocabulary and len(raw.shape) != 3:
+        expected = f"none for inputs of shape {raw.shape}, which are neither images nor texts"
+        raise ArgumentError("features.backbone", options.backbone, expected)
     network, conversion, name = _network(options, raw)
+    if not isinstance(conversion, PixelConversion):
+        for option, value in (("size", options.size), ("mean", options.mean), ("std", options.std)):
+            if value:  # it would have no effect
+                raise ArgumentError(f"features.{option}", value, f"none with {options.backbone}")
     if options.weights:
         _load_weights(network, options)
     if options.layer:

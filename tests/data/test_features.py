@@ -307,7 +307,7 @@ def fails(output: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda output: output * float("nan"), "NaN"),
+        (lambda output: output * float("nan"), r"NaN or infinity \("),
         (lambda output: output.index_fill(0, torch.tensor(7), float("inf")), "infinity"),
         (lambda output: output[:1], r"\(1, \d+\) for 50 inputs \(expected \(50, \d+\)\)"),
         (fails, r"a batch of 50: RuntimeError: a batch of 2 \(expected another features\.batch\)$"),
@@ -325,3 +325,9 @@ def test_backbone_that_fails_is_refused_in_one_line_and_not_cached(
         compute_features(backbone, x, cache(tmp_path, backbone))
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_inputs_that_are_not_finite_are_named(tmp_path: Path, backbone: Backbone, x: torch.Tensor) -> None:
+    x[3, 0, 0, 0] = float("nan")
+    with pytest.raises(ModelError, match="for inputs that hold them"):
+        compute_features(backbone, x, cache(tmp_path, backbone))

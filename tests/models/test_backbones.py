@@ -99,6 +99,8 @@ def test_rejects_pickled_weights(tmp_path: Path) -> None:
         (Features(TINY, weights="absent.safetensors"), "features.weights = 'absent.safetensors'"),
         (Features("random-conv", weights="some.pt"), "none with random-conv"),
         (Features(TINY, layer="absent"), "features.layer = 'absent'"),
+        (Features("random-conv", size=16), "features.size = 16"),
+        (Features("random-conv", mean=(0.5,)), "features.mean"),
         (Features("absent.onnx"), "an existing .onnx file"),
         (Features("hf:absent"), "a local folder with config.json"),
     ],
@@ -193,6 +195,8 @@ def test_onnx_graph_is_a_backbone(tmp_path: Path) -> None:
     backbone = load_backbone(Features(str(path)), GRAY)
     x = images(3)
     torch.testing.assert_close(backbone(x), x.mean((1, 2, 3)).unsqueeze(1) * torch.arange(8.0))
+    with raises_invalid("features.layer", "features", "none"):
+        load_backbone(Features(str(path), layer="features"), GRAY)
 
 
 @pytest.mark.parametrize("kind", ["random", "empty", "torchscript"])
@@ -222,6 +226,11 @@ def test_texts_are_refused_by_backbones_of_images_and_images_by_those_of_texts(t
     with raises_invalid("features.backbone", f"hf:{tmp_path}", "images"):
         load_backbone(Features(f"hf:{tmp_path}"), GRAY)
     assert load_backbone(Features(f"hf:{tmp_path / 'vit'}"), GRAY).width == 16
+
+
+def test_rows_of_numbers_are_refused() -> None:
+    with raises_invalid("features.backbone", TINY, "(12,)"):
+        load_backbone(Features(TINY), RawInputs((12,)))
 
 
 @pytest.mark.parametrize("error", ["Exception('no', 1)", "SafetensorError('no')", "SystemExit(3)"])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -310,6 +311,46 @@ def test_inapplicable_features_are_refused_before_the_run(
         start(features_config(tmp_path, **changes), tmp_path / "run")
     assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("backbone", "options", "message"),
+    [
+        (BACKBONE, ("--features.weights", "nan.safetensors"), "NaN"),
+        (BACKBONE, ("--features.weights", "absent.safetensors"), "features.weights"),
+        ("raises:net", (), "importing it fails"),
+        ("random.onnx", (), "random.onnx cannot be loaded"),
+        ("random-conv:4", ("--features.size", "-1"), "features.size"),
+        ("random-conv:4", ("--features.components", "9"), "features.components"),
+        ("random-conv:4", ("--data.name", "images"), "one size"),
+    ],
+)
+def test_command_refuses_features_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[..., tuple[int, str, str]],
+    backbone: str,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    save_tiny_backbone(tmp_path / "nan.safetensors", float("nan"))
+    (tmp_path / "raises.py").write_text("raise RuntimeError('no\\nnetwork')")
+    (tmp_path / "random.onnx").write_bytes(bytes(range(256)))
+    for name, side in (("a/1.png", 8), ("a/2.png", 12), ("b/1.png", 8)):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (side, side)).save(path)
+    words = ("--features.backbone", backbone, "--features.cache", "cache", "--out", "run", *options)
+    models = ("--nodes.models", "linear", "--student.model", "linear")
+    code, _, err = command("run", "digits-fedkd", *models, *words, "--engine.threads", "1", "--quiet")
+    assert code == 2
+    (line,) = err.splitlines()
+    assert line.startswith("fedstill: ")
+    assert message in line
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "cache").exists()
 
 
 def test_maps_have_no_features(tmp_path: Path) -> None:
