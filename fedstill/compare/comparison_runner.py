@@ -32,7 +32,15 @@ from fedstill.compare.comparison import (
     read_comparison_folder,
     slug,
 )
-from fedstill.compare.run_workers import RunOutcome, RunStart, run_in_workers, serve_runs
+from fedstill.compare.run_workers import (
+    RunOutcome,
+    RunStart,
+    run_in_workers,
+    serve_runs,
+    take_over_stdout,
+    visible_devices,
+)
+from fedstill.core.compute import EngineConfig
 from fedstill.core.config_tables import Table, changed_options_as_cli_words, flatten, read_text, to_table
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, by_caller
 from fedstill.core.hashing import fingerprint
@@ -109,6 +117,7 @@ def compare(
         UnknownName: ``only`` has a name that is not in the comparison.
         FedstillError: no method can run. Then no folder is created.
     """
+    _check_processes(comparison, jobs, devices)
     old_plan = _check_folder(out, comparison)
     if old_plan is not None and comparison.leakage is None:
         comparison = dataclasses.replace(comparison, leakage=old_plan.leakage)
@@ -119,15 +128,8 @@ def compare(
         _require_one_method(all_runs, refused)
         make_folder(out)
         at_last.enter_context(lock_folder(out, "comparison"))
-        if not (out / COMPARISON_FILE).exists():
-            write_text(out / COMPARISON_FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
-        elif old_plan is not None and (old_plan.leakage, old_plan.seeds) != (
-            comparison.leakage,
-            comparison.seeds,
-        ):
-            extended = dataclasses.replace(old_plan, leakage=comparison.leakage, seeds=comparison.seeds)
-            write_text(out / COMPARISON_FILE, f"{run.COMMAND}{command}\n\n{extended.to_toml()}")
-        _write_json(out / FINGERPRINTS_FILE, fingerprints)
+        _write_plan(comparison, out, command)
+        _add_fingerprints(out, fingerprints)
         for reason in dict.fromkeys(refused.values()):
             console.print(Text(f"refused: {reason}"))
         at_last.callback(shutil.rmtree, out / TRAINED_FOLDER, ignore_errors=True)
@@ -140,18 +142,16 @@ def compare(
             _write_json(out / NOT_ATTACKED_FILE, failed)
         progress = _Progress(console, runnable, out)
         remaining = Counter(_trained_folder(planned) for planned in runnable)
-        if jobs == 1:
+        if jobs == 1 and not devices:
             outcomes = _run_one_by_one(comparison, runnable, out, bars, report, progress)
         else:
             outcomes = _run_at_once(comparison, runnable, out, jobs, devices, progress)
         at_last.callback(outcomes.close)
         for planned, outcome in outcomes:
             if outcome.not_run:  # for example a limit of a node's policy
-                refused[planned.folder] = outcome.not_run
-                _write_json(out / NOT_RUN_FILE, refused)
+                _set_reason(out / NOT_RUN_FILE, planned, outcome.not_run)
             if outcome.not_attacked:  # for example a run that cannot be repeated here
-                failed[planned.folder] = outcome.not_attacked
-                _write_json(out / NOT_ATTACKED_FILE, failed)
+                _set_reason(out / NOT_ATTACKED_FILE, planned, outcome.not_attacked)
                 console.print(Text(f"not attacked: {outcome.not_attacked}"), soft_wrap=True)
             remaining[_trained_folder(planned)] -= 1
             if not remaining[_trained_folder(planned)]:
@@ -228,25 +228,23 @@ def run_one(
     with cache_loads():
         refused, fingerprints = _check_runs(comparison, [planned], out, console)
         make_folder(out)
-        with _locked(out):
-            if not (out / COMPARISON_FILE).exists():
-                write_text(out / COMPARISON_FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
-            _add_fingerprints(out, fingerprints)
+        _write_plan(comparison, out, command)
+        _add_fingerprints(out, fingerprints)
         if planned.folder in refused:
             outcome = RunOutcome(not_run=refused[planned.folder])
         else:
             progress = _Progress(console, comparison.planned_runs(), out)
             start = partial(progress.print_start, planned)
             outcome = run_and_attack(comparison, planned, out, report=report, start=start)
-    with _locked(out):
-        _set_reason(out / NOT_RUN_FILE, planned, outcome.not_run)
-        if comparison.leakage is not None:
-            _set_reason(out / NOT_ATTACKED_FILE, planned, outcome.not_attacked)
+    _set_reason(out / NOT_RUN_FILE, planned, outcome.not_run)
+    if comparison.leakage is not None:
+        _set_reason(out / NOT_ATTACKED_FILE, planned, outcome.not_attacked)
     return outcome
 
 
 def serve_numbered_runs(out: Path, report: run.Report) -> None:
     """Execute runs of a comparison for another process, which sends their numbers (:mod:`.run_workers`)."""
+    output = take_over_stdout()
     comparison = read_comparison_folder(out)
     by_number = dict(numbered_runs(comparison))
 
@@ -259,7 +257,7 @@ def serve_numbered_runs(out: Path, report: run.Report) -> None:
             return RunOutcome(folder_error=str(error))
 
     with cache_loads():
-        serve_runs(execute)
+        serve_runs(execute, output)
 
 
 def merge_comparisons(comparison: Comparison, out: Path, folders: Sequence[Path], *, command: str) -> int:
@@ -284,31 +282,78 @@ def merge_comparisons(comparison: Comparison, out: Path, folders: Sequence[Path]
                 difference = _first_difference(getattr(comparison, part), getattr(plan, part))
                 detail = f" ({difference})" if difference else ""
                 raise RunFolderError(f"{folder} holds a comparison that differs in its {part}{detail}")
-    old_plan = _check_folder(out, comparison)
+    seeds = dict.fromkeys(seed for plan in (comparison, *plans.values()) for seed in plan.seeds)
+    comparison = dataclasses.replace(comparison, seeds=tuple(seeds))
+    _check_folder(out, comparison)
     make_folder(out)
     count = 0
     with lock_folder(out, "comparison"):
-        if old_plan is None:
-            write_text(out / COMPARISON_FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
+        _write_plan(comparison, out, command)
         for folder in folders:
-            with _locked(out):
-                _add_fingerprints(out, _read_string_mapping(folder / FINGERPRINTS_FILE))
+            _add_fingerprints(out, _read_string_mapping(folder / FINGERPRINTS_FILE))
             for planned in comparison.planned_runs():
-                source, target = folder / planned.folder, out / planned.folder
-                if (target / "result.json").exists():
-                    continue
-                if (source / "result.json").exists():
-                    copied = target.with_name(f"{target.name}.part")
-                    shutil.rmtree(copied, ignore_errors=True)
-                    shutil.copytree(source, copied)
-                    shutil.rmtree(target, ignore_errors=True)  # an unfinished run
-                    copied.replace(target)
-                    count += 1
+                is_copied = _copy_run(folder / planned.folder, out / planned.folder)
+                count += is_copied
                 for name in (NOT_RUN_FILE, NOT_ATTACKED_FILE):
                     reason = _read_string_mapping(folder / name).get(planned.folder, "")
-                    if reason or (out / name).exists():
+                    if reason or (is_copied and (out / name).exists()):
                         _set_reason(out / name, planned, reason)
     return count
+
+
+def _copy_run(source: Path, target: Path) -> bool:
+    """Copy a finished run unless the target has a result. Return whether it was copied.
+
+    Raises:
+        RunFolderError: another process runs either of them.
+    """
+    if (target / "result.json").exists() or not (source / "result.json").exists():
+        return False
+    copied = target.with_name(f"{target.name}.part")
+    shutil.rmtree(copied, ignore_errors=True)
+    target.mkdir(parents=True, exist_ok=True)  # an unfinished run, or a new folder
+    with lock_folder(source, "run"), lock_folder(target, "run"):
+        shutil.copytree(source, copied)
+        shutil.rmtree(target)
+        copied.replace(target)
+    return True
+
+
+def _write_plan(comparison: Comparison, out: Path, command: str) -> None:
+    """Write the plan of a comparison, or add its seeds and attacks to the plan of the folder.
+
+    Raises:
+        RunFolderError: another process began another comparison there.
+    """
+    with _locked(out):
+        old_plan = _check_folder(out, comparison)
+        if old_plan is None:
+            write_text(out / COMPARISON_FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
+            return
+        leakage = old_plan.leakage if comparison.leakage is None else comparison.leakage
+        if (old_plan.leakage, old_plan.seeds) != (leakage, comparison.seeds):
+            extended = dataclasses.replace(old_plan, leakage=leakage, seeds=comparison.seeds)
+            write_text(out / COMPARISON_FILE, f"{run.COMMAND}{command}\n\n{extended.to_toml()}")
+
+
+def _check_processes(comparison: Comparison, jobs: int, devices: Sequence[str]) -> None:
+    """Refuse a number of processes or devices that cannot be used.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    if jobs < 1:
+        raise ArgumentError("jobs", jobs, "1 or more")
+    if isinstance(devices, str):
+        raise ArgumentError("devices", devices, "a list of devices")
+    for device in devices:
+        visible_devices(device)
+        own = comparison.base.get("engine", {}).get("device", EngineConfig().device)
+        if device.partition(":")[0] != own.partition(":")[0] and own != "auto":
+            expected = (
+                f"{own}, as engine.device says; engine.device = {device.partition(':')[0]!r} changes it"
+            )
+            raise ArgumentError("devices", device, expected)
 
 
 @contextmanager
@@ -330,19 +375,21 @@ def _add_fingerprints(out: Path, fingerprints: Mapping[str, str]) -> None:
     Raises:
         RunFolderError: another process began with other data.
     """
-    known = _read_string_mapping(out / FINGERPRINTS_FILE)
-    if any(known.get(name, digest) != digest for name, digest in fingerprints.items()):
-        raise RunFolderError(
-            f"{out} has runs on other data or modules (expected the same, or another folder)"
-        )
-    _write_json(out / FINGERPRINTS_FILE, {**known, **fingerprints})
+    with _locked(out):
+        known = _read_string_mapping(out / FINGERPRINTS_FILE)
+        if any(known.get(name, digest) != digest for name, digest in fingerprints.items()):
+            raise RunFolderError(
+                f"{out} has runs on other data or modules (expected the same, or another folder)"
+            )
+        _write_json(out / FINGERPRINTS_FILE, {**known, **fingerprints})
 
 
 def _set_reason(file: Path, planned: ComparisonRun, reason: str) -> None:
     """Store why a run has no result, or remove an earlier reason."""
-    reasons = dict(_read_string_mapping(file))
-    reasons.pop(planned.folder, None)
-    _write_json(file, {**reasons, planned.folder: reason} if reason else reasons)
+    with _locked(file.parent):
+        reasons = dict(_read_string_mapping(file))
+        reasons.pop(planned.folder, None)
+        _write_json(file, {**reasons, planned.folder: reason} if reason else reasons)
 
 
 def numbered_runs(comparison: Comparison) -> list[tuple[int, ComparisonRun]]:
@@ -594,7 +641,7 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
                     f"folder, or resume it ({advice})"
                 )
         return old_plan
-    if {file.name for file in out.iterdir()} - {f"{COMPARISON_FILE}.part"}:
+    if {file.name for file in out.iterdir()} - {f"{COMPARISON_FILE}.part", LOCK_FILE}:
         raise RunFolderError(f"{out} holds a run or other files: choose another folder, or empty it")
     return None
 

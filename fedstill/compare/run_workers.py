@@ -25,6 +25,7 @@ from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.data.user_data import default_folders
 
 STOP_SECONDS = 60.0  # for workers to end when they are stopped
+MAX_FAILED_STARTS = 2  # workers in a row that may end before their first run starts
 ALL_DEVICES = "all"
 
 
@@ -85,23 +86,29 @@ def run_in_workers(
         for index in range(jobs)
     ]
     pending, events = dict(groups), queue.SimpleQueue[tuple[_Worker, str | None]]()
-    workers = [_Worker(folder, each, events) for each in environments[: len(pending)]]
+    workers: list[_Worker] = []
+    failed_starts = 0
     try:
-        for worker in workers:
-            worker.start_next(pending, groups, workers)
+        for each in environments[: len(pending)]:
+            workers.append(_Worker(folder, each, events))
+            workers[-1].start_next(pending, groups, workers)
         while workers:
             worker, line = events.get()
             if line is None:
                 current, reason = worker.current, worker.end()
-                if current is not None:
-                    yield current, RunOutcome(not_run=f"stopped: {reason}")
                 workers.remove(worker)
+                failed_starts = 0 if worker.has_started_run else failed_starts + 1
+                if current is not None and not worker.has_started_run and failed_starts <= MAX_FAILED_STARTS:
+                    pending[current] = groups[current]
+                elif current is not None:
+                    yield current, RunOutcome(not_run=f"stopped: {reason}")
                 if pending:
                     replacement = _Worker(folder, worker.environment, events)
                     workers.append(replacement)
                     replacement.start_next(pending, groups, workers)
                 continue
             number, event = _read_event(line)
+            worker.has_started_run = True
             if isinstance(event, RunOutcome):
                 if event.folder_error:
                     raise RunFolderError(event.folder_error)
@@ -109,7 +116,9 @@ def run_in_workers(
             yield number, event
     finally:
         for worker in workers:
-            worker.stop()
+            worker.terminate()
+        for worker in workers:
+            worker.wait()
 
 
 class _Worker:
@@ -123,6 +132,7 @@ class _Worker:
     ) -> None:
         self.environment = environment
         self.current: int | None = None
+        self.has_started_run = False
         self._group: object = None
         self._errors = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         command = [
@@ -187,19 +197,22 @@ class _Worker:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return f"its process ended ({how})" + (f": {last_line.strip()}" if last_line and code > 0 else "")
 
-    def stop(self) -> None:
-        """Stop the process, and wait for its end."""
+    def terminate(self) -> None:
+        """Ask the process to stop."""
         if self._process.poll() is None:
             self._process.terminate()
-            try:
-                self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+
+    def wait(self) -> None:
+        """Wait for the end of the process; kill it if it takes too long."""
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._close()
 
     def _close(self) -> None:
-        self._reader.join()
+        self._reader.join(timeout=5)  # a process that the worker started may hold its output
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
                 with suppress(OSError):
@@ -232,7 +245,7 @@ def visible_devices(device: str) -> Mapping[str, str]:
     if kind != "cuda" or not index.isdecimal():
         raise ArgumentError("devices", device, "cpu, or GPUs such as cuda:0")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = None if visible is None else visible.split(",")
+    names = None if visible is None else [name for name in visible.split(",") if name]
     if names is not None and int(index) >= len(names):
         raise ArgumentError("devices", device, f"one of {len(names)} visible GPUs, from cuda:0 on")
     return {"CUDA_VISIBLE_DEVICES": index if names is None else names[int(index)]}
@@ -240,7 +253,8 @@ def visible_devices(device: str) -> Mapping[str, str]:
 
 def _worker_environment(jobs: int) -> dict[str, str]:
     """Return the environment of a worker: an equal share of the cores, and the same modules and data."""
-    threads = max((os.cpu_count() or 1) // jobs, 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = max((cores or 1) // jobs, 1)
     return {
         "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -253,16 +267,24 @@ def _worker_environment(jobs: int) -> dict[str, str]:
 # --- in a worker ----------------------------------------------------------------------------------------
 
 
-def serve_runs(execute: Callable[[int, Callable[[str], None]], RunOutcome]) -> None:
+def take_over_stdout() -> IO[str]:
+    """Return standard output for events. What other code prints goes to standard error from now on."""
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return output
+
+
+def serve_runs(execute: Callable[[int, Callable[[str], None]], RunOutcome], output: IO[str]) -> None:
     """Execute runs whose numbers are read from standard input, until it ends.
 
     If it ends during a run, the process stops as by a signal, as its parent is gone.
 
     Args:
         execute: executes the run of a number; its second argument is called at the start of a phase.
+        output: where events are written (:func:`take_over_stdout`).
     """
     numbers, is_busy = queue.SimpleQueue[int | None](), threading.Event()
-    output = sys.stdout
 
     def read_numbers() -> None:
         for line in sys.stdin:

@@ -193,6 +193,8 @@ class FENS(Method):
             raise ArgumentError("query", "train_aggregator", "evaluate_models before it")
         with torch.device("meta"):  # without random initial weights
             f = make_aggregator(self.aggregator_name(z.shape[1]), *z.shape[1:])
+        if state_size(f) != len(parameters):  # before memory is allocated for it
+            raise ArgumentError("parameters", len(parameters), f"{state_size(f)} numbers of the aggregator")
         f = f.to_empty(device=node.device)
         load_vector(f, parameters)
         optimizer = torch.optim.SGD(f.parameters(), self.lr)

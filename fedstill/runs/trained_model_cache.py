@@ -65,7 +65,8 @@ class TrainedModels:
         config_values = {
             key: part for key, part in to_dict(self.spec).items() if key not in ("name", "method", "paper")
         }
-        digest = hashlib.sha256(repr((config_values, about, torch.get_num_threads())).encode())
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        digest = hashlib.sha256(repr((config_values, about, torch.get_num_threads(), device)).encode())
         for node, state in zip(nodes, states, strict=True):
             digest.update(f"{node.model}{sorted(node.frozen['model'])}".encode())
             for name, tensor in state.items():
