@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from fedstill.core.run_writer import lock_folder, read_object
 from fedstill.report import write_report
 from fedstill.report.comparison_page import write_comparison
 from tests.compare.test_comparison_runner import QUICK, records, rows_without_seconds
+from tests.support.errors import raises_invalid
 from tests.support.processes import PATIENCE
 
 SLOW: Mapping[str, Any] = {**QUICK, "nodes.local.epochs": 400.0}  # a minute, if nothing stops it
@@ -170,6 +172,48 @@ def test_merge_refuses_other_data(tmp_path: Path) -> None:
     digests.write_text(digests.read_text().replace('": "', '": "0'))
     with pytest.raises(RunFolderError, match="other data"):
         comparison_runner.merge_comparisons(plan, tmp_path / "a", [tmp_path / "b"], command="")
+
+
+def write_folder(plan: Comparison, out: Path, finished: tuple[str, ...] = (), **reasons: str) -> Path:
+    """Write a comparison's folder with empty results, and reasons of runs without one."""
+    out.mkdir()
+    (out / "compare.toml").write_text(f"# Made by: fedstill\n\n{plan.to_toml()}")
+    for run in finished:
+        (out / run).mkdir()
+        (out / run / "result.json").write_text("{}")
+    named = {name.replace("_", "-"): reason for name, reason in reasons.items()}
+    (out / comparison_runner.NOT_RUN_FILE).write_text(json.dumps(named))
+    return out
+
+
+def test_merge_keeps_reasons_and_takes_all_seeds(tmp_path: Path) -> None:
+    """The first folder's run was stopped, and the second has none; the third has another seed."""
+    plan, more = (plan_comparison(["standalone"], seeds=count, changes=QUICK) for count in (1, 2))
+    sources = [
+        write_folder(plan, tmp_path / "a", standalone_seed0="stopped: no memory"),
+        write_folder(plan, tmp_path / "b"),
+        write_folder(more, tmp_path / "c", ("standalone-seed1",)),
+    ]
+    out = tmp_path / "out"
+    assert comparison_runner.merge_comparisons(plan, out, sources, command="") == 1
+    assert read_comparison_folder(out).seeds == (0, 1)
+    assert comparison_runner.read_not_run(out) == {"standalone-seed0": "stopped: no memory"}
+    finished = write_folder(plan, tmp_path / "d", ("standalone-seed0",))
+    assert comparison_runner.merge_comparisons(more, out, [finished], command="") == 1
+    assert comparison_runner.read_not_run(out) == {}
+
+
+def test_wrong_numbers_of_processes_and_unused_devices_are_refused(tmp_path: Path) -> None:
+    plan = plan_comparison(["standalone"], changes=QUICK)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"jobs": 0}, "jobs"),
+        ({"devices": "cuda:0"}, "devices"),
+        ({"devices": ["cuda:0"]}, "devices"),  # the runs compute on the processor
+    ]
+    for options, name in wrong:
+        with raises_invalid(name):
+            comparison_runner.compare(plan, tmp_path / "out", command="", report=write_report, **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_number_of_a_run_outside_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
