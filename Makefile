@@ -68,6 +68,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/peers.py --rounds 1
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/features.py --nodes 20
 
 # Wheel and sdist in empty environments; see CONTRIBUTING.md.
 release-check:

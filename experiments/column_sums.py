@@ -58,7 +58,7 @@ def reached(folder: Path, name: str, schema: str, seed: int, method: dict[str, o
 
     The file ``accuracy`` in it has the accuracy.
     """
-    privacy = {"mechanism": "dp-sgd", "sums_noise": noise} if noise else {}
+    privacy = {"mechanism": "dp-sgd", "sums": {"noise": noise}} if noise else {}
     policy = {"kinds": ["column sums"]} if method["name"] == "column-sums" else {"outputs_only": False}
     out = folder / f"{schema}-{method['name']}-{seed}"
     config = {

@@ -87,6 +87,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.privacy.config import GradientsConfig as GradientsConfig
     from fedstill.privacy.config import NoPrivacy as NoPrivacy
     from fedstill.privacy.config import PrivacyConfig as PrivacyConfig
+    from fedstill.privacy.config import SumsConfig as SumsConfig
     from fedstill.privacy.dpsgd import DPSGD as DPSGD
     from fedstill.privacy.noisy_outputs import NoisyOutputs as NoisyOutputs
     from fedstill.privacy.noisy_outputs import OutputsConfig as OutputsConfig
@@ -155,7 +156,7 @@ _PUBLIC_NAMES = {
     "models.backbones": "Features",
     "models.model_config": "CustomModel",
     "node.policy": "PolicyConfig",
-    "privacy.config": "GradientsConfig NoPrivacy PrivacyConfig DPTrainingConfig",
+    "privacy.config": "GradientsConfig NoPrivacy PrivacyConfig DPTrainingConfig SumsConfig",
     "privacy.dpsgd": "DPSGD",
     "privacy.noisy_outputs": "NoisyOutputs OutputsConfig",
     "privacy.pate": "PATE PateConfig",

@@ -218,7 +218,7 @@ def _noise_by_part(
     """Noise by part, where one number is that of the one part that is in query."""
     if isinstance(given, Mapping):
         for part in given:
-            if not privacy.noise_option_tables:
+            if not privacy.protects:
                 allowed = f"none, as mechanism {privacy.registered_name!r} draws no noise"
                 raise ArgumentError("--noise", part, allowed)
             if part not in privacy.noise_option_tables:
@@ -313,7 +313,9 @@ def plan_record(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
             {
                 "node": plan.node.name,
                 "records": plan.node.examples,
-                "noise": plan.mechanism.noise_levels,
+                "noise": {
+                    part: plan.mechanism.noise_levels[part] for part in charged_noise_tables(plan.mechanism)
+                },
                 "length": None if plan.length is None else {plan.length.name: plan.length.value},
                 "epsilon": {"pld": plan.cost.pld, "rdp": plan.cost.rdp},
                 "refused": refusal(plan.mechanism, plan.node.spent),
@@ -379,7 +381,7 @@ def _steps_note(plans: Sequence[NodePlan]) -> str:
 
 
 def _print_nodes(console: Console, plans: Sequence[NodePlan]) -> None:
-    parts = [part for part in plans[0].mechanism.config.noise_option_tables if any(_levels(plans, part))]
+    parts = charged_noise_tables(plans[0].mechanism)
     rows = [
         [
             plan.node.name,
@@ -545,8 +547,8 @@ def _new_levels(plans: Sequence[NodePlan]) -> dict[str, float]:
     """The noise that was found, by part, rounded up."""
     found = {}
     given = plans[0].node.privacy.noise_option_tables
-    for part, table in plans[0].mechanism.config.noise_option_tables.items():
-        most = max(_levels(plans, part))
+    for part in charged_noise_tables(plans[0].mechanism):
+        table, most = plans[0].mechanism.config.noise_option_tables[part], max(_levels(plans, part))
         if most > 0 and (table.noise is None or table.noise != given[part].noise):
             found[part] = round_noise_up(most)
     return found

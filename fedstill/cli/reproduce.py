@@ -78,13 +78,15 @@ def reproduce(
     changes = _changes(entry.reproduction_with_runs, scale, name, call)
     if plan:
         return print(_plan(entry, scale, seeds, changes), end="")
-    before = _existing_record(entry, scale, seeds, only) if only and record else None
+    before = _existing_record(entry, scale, seeds) if only and record else None
     parallel = parallel_options(jobs, devices)
     measured = _run_missing_and_read_metrics(entry, scale, seeds, only, parallel, changes, out, call, quiet)
-    if before is not None:
+    if only and record:
         asked = entry.comparison(scale).planned_runs(only)
         rows = {(place.setting, place.label) for place in asked}
-        measured = before.with_updated_rows(measured, list(only), rows)
+        measured = (
+            measured.part(only, rows) if before is None else before.with_updated_rows(measured, only, rows)
+        )
     table = write_table(entry, measured, out / entry.scaled_name(scale))
     if record:
         measured.write(entry.record_file(scale))
@@ -126,15 +128,10 @@ def _plan(entry: Reproduction, scale: str, seeds: int | None, changes: dict[str,
     return f"{text}# arguments of {entry.about.program}\n{arguments}"
 
 
-def _existing_record(
-    entry: Reproduction, scale: str, seeds: int | None, only: Sequence[str]
-) -> ReproductionRecord:
-    """The record to which rows of these names are added."""
+def _existing_record(entry: Reproduction, scale: str, seeds: int | None) -> ReproductionRecord | None:
+    """Return the record to which rows are added, or None."""
     record = entry.record(scale)
-    if record is None:
-        allowed = f"what a record has: none is kept of {entry.scaled_name(scale)}"
-        raise ArgumentError("--only", " ".join(only), allowed)
-    if (own := entry.seeds(scale, seeds)) != record.seeds:
+    if record is not None and (own := entry.seeds(scale, seeds)) != record.seeds:
         raise ArgumentError("--seeds", len(own), f"{len(record.seeds)}, as in the record")
     return record
 

@@ -199,6 +199,16 @@ class ReproductionRecord:
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise RunFolderError(f"{file} is not a record: {error}") from error
 
+    def part(self, only: Sequence[str], row_keys: Container[tuple[str, str]]) -> ReproductionRecord:
+        """Return a record of some rows. The note says which.
+
+        Args:
+            only: the names by which the rows were requested.
+            row_keys: settings and methods of the rows.
+        """
+        rows = tuple(row for row in self.rows if row.row_key in row_keys)
+        return replace(self, rows=rows, note=f"{self.note} Only: {', '.join(only)}.".strip())
+
     def with_updated_rows(
         self, newer: ReproductionRecord, only: Sequence[str], row_keys: Container[tuple[str, str]]
     ) -> ReproductionRecord:

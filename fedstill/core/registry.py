@@ -65,8 +65,8 @@ def import_object(spec: str, folder: Path, argument: str) -> Callable[..., Any]:
     try:
         importlib.invalidate_caches()
         imported = importlib.import_module(module)
-    except (*USER_CODE_ERRORS, SyntaxError) as error:
-        reason = first_line(error)
+    except (Exception, SystemExit) as error:  # any error of the user's code
+        reason = "it exits" if isinstance(error, SystemExit) else first_line(error)
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise ArgumentError(argument, spec, f"a module in {folder} or an installed one") from error
         raise ArgumentError(argument, spec, f"an importable module; importing it fails: {reason}") from error
@@ -274,7 +274,7 @@ class Registry(Mapping[str, T], Generic[T]):
                 reason = f"an importable object: {installed[name].value} fails with {first_line(error)}"
                 raise PluginError(self.what, name, reason) from error
         elif is_object_path(name):
-            with suppress(Exception):  # installed modules come before those of a folder
+            with suppress(Exception, SystemExit):  # installed modules come before those of a folder
                 importlib.import_module(name.partition(":")[0])
             try:
                 loaded = import_object(name, _FOLDER.get() or Path.cwd(), self.what)

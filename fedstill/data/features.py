@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedstill.core import private_files, timing
+from fedstill.core.errors import FedstillError, ModelError
 from fedstill.core.registry import first_line
 from fedstill.models.backbones import Backbone, Features
 from fedstill.models.hugging_face import PADDING
@@ -91,13 +92,14 @@ class FeatureCache:
             "features": features.contiguous(),
         }
         content = save(tensors, {"checksum": _checksum(**tensors)})
-        if not self._make_space(len(content)):
-            self._note(f"features are not cached: features.cache_gib = {self.limit / GIB:.3g} is too small")
-            return
         name = hashlib.blake2b(b"".join(hashes), digest_size=HASH_SIZE).hexdigest()
         path = self.folder / self.key / f"{name}.safetensors"
+        too_small = f"features are not cached: features.cache_gib = {self.limit / GIB:.3g} is too small"
         part = path.with_name(f"{name}.{secrets.token_hex(8)}.part")  # two processes may write one chunk
         try:
+            if not self._make_space(len(content)):
+                self._note(too_small)
+                return
             private_files.make_folder(path.parent)
             with private_files.open_new(part) as file:
                 file.write(content)
@@ -105,7 +107,7 @@ class FeatureCache:
         except OSError as error:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
-            self._note(f"features are not cached in {self.folder}: {error.strerror or first_line(error)}")
+            self._note_unwritten(error)
             return
         self._index().update({example: (path, at) for at, example in enumerate(hashes)})
 
@@ -113,9 +115,7 @@ class FeatureCache:
         """Return file and position of each cached example."""
         if self._chunk_of is None:
             self._chunk_of = {}
-            for path in sorted((self.folder / self.key).glob("*.safetensors")) if self.limit else ():
-                if not CHUNK_NAME.fullmatch(path.name):
-                    continue
+            for path in self._chunks() if self.limit else ():
                 try:
                     with safe_open(str(path), "np") as file:
                         content = file.get_tensor("hashes").tobytes()
@@ -125,6 +125,15 @@ class FeatureCache:
                 for at in range(len(content) // HASH_SIZE):
                     self._chunk_of[content[at * HASH_SIZE : (at + 1) * HASH_SIZE]] = path, at
         return self._chunk_of
+
+    def _chunks(self) -> list[Path]:
+        """Return the files of this backbone; none if the folder cannot be read."""
+        try:
+            paths = sorted((self.folder / self.key).glob("*.safetensors"))
+        except OSError as error:  # of another user
+            self._note_unwritten(error)
+            return []
+        return [path for path in paths if CHUNK_NAME.fullmatch(path.name)]
 
     def _read_chunk(self, path: Path) -> torch.Tensor | None:
         try:
@@ -143,9 +152,14 @@ class FeatureCache:
         return features
 
     def _discard(self, path: Path) -> None:
-        self._note(f"{path} is damaged; its features are computed again")
-        with suppress(OSError):
-            path.unlink()
+        """Delete a damaged file, but not one that this user may not read."""
+        is_readable = os.access(path, os.R_OK)
+        self._note(
+            f"{path} {'is damaged' if is_readable else 'cannot be read'}; its features are computed again"
+        )
+        if is_readable:
+            with suppress(OSError):
+                path.unlink()
 
     def _make_space(self, size: int) -> bool:
         """Delete the chunks used least recently until ``size`` bytes fit. Those of this backbone stay."""
@@ -170,6 +184,9 @@ class FeatureCache:
             is_own = CHUNK_NAME.fullmatch(path.name) or PART_NAME.fullmatch(path.name)
             if is_own and FOLDER_NAME.fullmatch(path.parent.name):
                 yield path
+
+    def _note_unwritten(self, error: OSError) -> None:
+        self._note(f"features are not cached in {self.folder}: {error.strerror or first_line(error)}")
 
     def _note(self, note: str) -> None:
         if note not in self.notes:
@@ -213,6 +230,9 @@ def compute_features_of_parts(
         batch: examples in a forward pass.
         device: device that computes.
         progress: called with the number of examples that are done, and of all: at first and after each chunk.
+
+    Raises:
+        ModelError: the backbone fails for a batch, or its features are not finite.
     """
     parts = [part.cpu() for part in parts]
     hashes = [example for part in parts for example in example_hashes(part)]
@@ -249,7 +269,32 @@ def _forward(
         for rows in torch.split(order, batch):
             timing.check_limits()
             part = inputs[rows] if lengths is None else inputs[rows, : int(lengths[rows].max())]
-            features[rows] = backbone(part.to(device).contiguous(memory_format=layout)).cpu()
+            features[rows] = _batch_features(backbone, part.to(device).contiguous(memory_format=layout))
+    return features
+
+
+def _batch_features(backbone: Backbone, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the features of a batch on the CPU.
+
+    Raises:
+        ModelError: the backbone fails, or does not return one vector of finite numbers for each input.
+    """
+    count = len(inputs)
+    try:
+        features: torch.Tensor = backbone(inputs).cpu()
+    except FedstillError:
+        raise
+    except Exception as error:  # errors of any library
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise ModelError(
+            f"backbone: cannot take a batch of {count}: {reason} (expected another features.batch)"
+        ) from error
+    if features.shape != (count, backbone.width):
+        shape, expected = tuple(features.shape), (count, backbone.width)
+        raise ModelError(f"backbone: returns {shape} for {count} inputs (expected {expected})")
+    if not features.isfinite().all():
+        cause = "" if inputs.isfinite().all() else " for inputs that hold them"
+        raise ModelError(f"backbone: returns NaN or infinity{cause} (expected finite numbers)")
     return features
 
 

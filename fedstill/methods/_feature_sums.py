@@ -108,6 +108,17 @@ class FeatureSums:
         vector = torch.cat([part.flatten() for part in parts])
         return vector * self._scale(len(vector))
 
+    def size(self, shape: tuple[int, ...]) -> int:
+        """Return the number of sums M for inputs of a shape ``(F,)``; 0 for an unknown one.
+
+        >>> FeatureSums(10, "pooled", 1.0).size((1280,)), FeatureSums(10, "diag", 1.0).size(())
+        (832650, 0)
+        """
+        return sum(self._lengths(shape[0])) if len(shape) == 1 else 0
+
+    def _lengths(self, features: int) -> list[int]:
+        return [self.classes, self.classes * features, self._product_count(features)]
+
     def read(self, vector: torch.Tensor, features: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the sums of a released vector ``(M,)``, in float64 and in units of the features.
 
@@ -118,7 +129,7 @@ class FeatureSums:
         Raises:
             ArgumentError: a vector of another length.
         """
-        lengths = [self.classes, self.classes * features, self._product_count(features)]
+        lengths = self._lengths(features)
         if vector.shape != (sum(lengths),):
             raise ArgumentError("feature sums", tuple(vector.shape), f"({sum(lengths)},)")
         counts, sums, products = torch.split(vector.double() / self._scale(len(vector)), lengths)

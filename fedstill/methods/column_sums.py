@@ -3,7 +3,7 @@
 A schema's ranges are the allowed values, and may be wide: a network cannot use a column that fills a
 hundredth of its range. Here each node releases once its number of rows and, for each numeric column, the sum
 and the sum of squares of the values scaled to -1..1. Each row changes each of these numbers by 1 at most,
-which is the sensitivity of the gate's Gaussian noise (privacy.sums_noise). Nothing is trained. The run writes
+which is the sensitivity of the gate's Gaussian noise (privacy.sums.noise). Nothing is trained. The run writes
 ``schema.toml``, the schema with a scale for each column, which other runs use.
 """
 
@@ -59,7 +59,7 @@ class ColumnSums(Method):
     width: PositiveFloat = 3.0
     """A column's scale is its mean and so many standard deviations to both sides, within its range."""
     noise: NonNegativeFloat = 4.0
-    """privacy.sums_noise of the nodes, as their owners state it. A scale is widened by the likely error of
+    """privacy.sums.noise of the nodes, as their owners state it. A scale is widened by the likely error of
     such noise, up to the whole range."""
 
     def needs(self) -> Needs:
@@ -80,7 +80,7 @@ class ColumnSums(Method):
             times=1,
             depends_on_records=("moments",),
             sums={"moments": "sum"},
-            details=QueryDetails(postprocess=_in_float32),
+            details=QueryDetails(postprocess=_in_float32, width=count_column_sums(setting.schema)),
         )
 
     # --- at the server ----------------------------------------------------------------------------------
@@ -128,6 +128,12 @@ def compute_column_sums(inputs: torch.Tensor, schema: TableSchema) -> torch.Tens
             parts += [1 - x[:, place.stop - 1]] if column.missing else []
             parts += [x[:, place.start], x[:, place.start].square()]
     return torch.stack(parts, 1).sum(0)
+
+
+def count_column_sums(schema: TableSchema) -> int:
+    """Return the number of sums M; 0 without a schema."""
+    numbers = [column for column in schema.input_columns if column.type == "number"]
+    return 1 + sum(3 if column.missing else 2 for column in numbers) if schema else 0
 
 
 def schema_with_scales(schema: TableSchema, totals: Sequence[float], off: float, width: float) -> TableSchema:

@@ -80,7 +80,11 @@ class FedCGS(Method):
             times=1,
             depends_on_records=("moments",),
             sums={"moments": "sum"},
-            details=QueryDetails(constant=True, postprocess=in_float32),
+            details=QueryDetails(
+                constant=True,
+                postprocess=in_float32,
+                width=self.layout(setting.task.classes).size(setting.shape),
+            ),
         )
 
     # --- at a node --------------------------------------------------------------------------------------

@@ -140,7 +140,11 @@ class FedPFT(Method):
                 releases={"moments": sums_kind(self.clip)},
                 times=1,
                 depends_on_records=("moments",),
-                details=QueryDetails(constant=True, postprocess=in_float32),
+                details=QueryDetails(
+                    constant=True,
+                    postprocess=in_float32,
+                    width=self.layout(setting.task.classes).size(setting.shape),
+                ),
             )
         else:
             mixture = dict.fromkeys(("weights", "means", "covariances"), FEATURE_MIXTURES)

@@ -32,10 +32,10 @@ from fedstill.core.options import CheckedOptions, NonNegativeInt, PositiveInt
 from fedstill.core.registry import USER_CODE_ERRORS, Registry, first_line, is_object_path
 from fedstill.core.seeds import seeded
 from fedstill.core.text_format import format_shape
-from fedstill.models.hugging_face import LOAD_ERRORS, PADDING, PREFIX, import_transformers, swap_padding
+from fedstill.models.hugging_face import PADDING, PREFIX, import_transformers, load_encoder, swap_padding
 from fedstill.models.image_classifiers import RandomConv, Scattering, UnitNorm
 from fedstill.models.principal_components import LEAST_DEVIATION, MIN_FEATURE_STD
-from fedstill.models.weights_file import digest_weights, read_weights
+from fedstill.models.weights_file import digest_weights, lacking_weights_error, read_weights
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NETWORK_NAME = re.compile(r"[A-Za-z0-9_.]+")  # in timm and torchvision; others may name a hub
@@ -252,7 +252,8 @@ class LayerOutput(nn.Module):
         known = dict(network.named_modules())
         if layer not in known:
             shown = ", ".join([name for name in known if name][-4:])
-            raise ArgumentError("features.layer", layer, f"a submodule of the backbone, such as {shown}")
+            expected = f"a submodule of the backbone, such as {shown}" if shown else "none with this backbone"
+            raise ArgumentError("features.layer", layer, expected)
         known[layer].register_forward_hook(self._keep_output)
 
     def _keep_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -377,9 +378,12 @@ class Backbone(nn.Module):
         except FedstillError:
             raise
         except Exception as error:  # errors of any library
+            expected = "a backbone for such images, or another features.size"
+            if self.raw.vocabulary:
+                expected = "a backbone for texts, or fewer tokens: data.length"
             raise ModelError(
                 f"backbone: cannot take inputs of {format_shape(resized)}: "
-                f"{type(error).__name__}: {first_line(error)} (expected another features.size)"
+                f"{type(error).__name__}: {first_line(error)} (expected {expected})"
             ) from error
         if features.ndim != 2 or len(features) != 2:
             raise ModelError(f"backbone: returns {tuple(features.shape)} for 2 inputs (expected (2, F))")
@@ -571,7 +575,8 @@ def load_backbone(options: Features, raw: RawInputs, device: str = "cpu") -> Bac
         device: device on which it will compute, which decides ``precision = "auto"``.
 
     Raises:
-        ArgumentError: an unknown backbone, a missing library, or a file that does not exist.
+        ArgumentError: an unknown backbone, a missing library, a file that does not exist, or inputs that are
+            neither images nor texts.
         ModelError: the network cannot be built, the weights do not fit, or it does not take the inputs.
 
     Example:
@@ -579,7 +584,14 @@ def load_backbone(options: Features, raw: RawInputs, device: str = "cpu") -> Bac
         >>> backbone(torch.zeros(3, 1, 8, 8)).shape
         torch.Size([3, 128])
     """
+    if not raw.vocabulary and len(raw.shape) != 3:
+        expected = f"none for inputs of shape {raw.shape}, which are neither images nor texts"
+        raise ArgumentError("features.backbone", options.backbone, expected)
     network, conversion, name = _network(options, raw)
+    if not isinstance(conversion, PixelConversion):
+        for option, value in (("size", options.size), ("mean", options.mean), ("std", options.std)):
+            if value:  # it would have no effect
+                raise ArgumentError(f"features.{option}", value, f"none with {options.backbone}")
     if options.weights:
         _load_weights(network, options)
     if options.layer:
@@ -598,6 +610,7 @@ def _network(options: Features, raw: RawInputs) -> tuple[nn.Module, nn.Module, s
     spec = options.backbone
     kind, _, name = spec.partition(":")
     if spec.endswith(".onnx"):
+        _require_images(spec, raw)
         graph, source = _load_onnx(spec)
         return graph, _conversion(options, raw), source
     if kind in ("random-conv", "scattering"):
@@ -650,9 +663,9 @@ def load_untrained(spec: str, raw: RawInputs) -> tuple[nn.Module, int, tuple[flo
         return _load_timm(name) if kind == "timm" else _load_torchvision(name)
     try:
         network = BACKBONES[spec](raw.shape)
-    except USER_CODE_ERRORS as error:
-        if isinstance(error, FedstillError):
-            raise
+    except FedstillError:
+        raise
+    except Exception as error:  # errors of any library
         raise ModelError(f"backbone {spec!r} cannot be built: {first_line(error)}") from error
     if not isinstance(network, nn.Module):
         found = type(network).__name__
@@ -723,12 +736,10 @@ def _load_hugging_face(where: str, options: Features, raw: RawInputs) -> tuple[n
     if not (folder / "config.json").is_file():
         raise ArgumentError("features.backbone", spec, "hf:FOLDER, a local folder with config.json")
     library = import_transformers("features.backbone", spec)
-    try:
-        model: Any = library.AutoModel.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True
-        )
-    except LOAD_ERRORS as error:
-        raise ModelError(f"backbone {spec} cannot be loaded: {first_line(error)}") from error
+    model = load_encoder(library, folder, spec)
+    kind, input_name = ("texts", "input_ids") if raw.vocabulary else ("images", "pixel_values")
+    if model.main_input_name != input_name:
+        raise ArgumentError("features.backbone", spec, f"a model of {kind}")
     described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = {key: value for key, value in described.items() if key not in DESCRIPTIVE_KEYS}
     name = f"hf:{type(model).__name__} {json.dumps(config, sort_keys=True)}"  # with heads, activation, ...
@@ -825,8 +836,7 @@ def load_network_weights(network: nn.Module, file: Path, backbone: str, option: 
     own = network.state_dict()
     missing = [name for name in own if name not in loaded or loaded[name].shape != own[name].shape]
     if missing:
-        problem = f"{missing[0]!r} and {len(missing) - 1} others" if missing[1:] else repr(missing[0])
-        raise ModelError(f"{file}: lacks {problem} of {backbone}, or has other shapes")
+        raise lacking_weights_error(file, missing, backbone)
     network.load_state_dict({name: loaded[name] for name in own})
 
 

@@ -13,10 +13,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, ModelError, format_option
 from fedstill.core.registry import first_line
+from fedstill.models.weights_file import lacking_weights_error
 
 PREFIX = "hf:"
 PADDING = 0
@@ -25,6 +27,7 @@ LOAD_ERRORS = (
     ValueError,
     KeyError,
     RuntimeError,
+    SafetensorError,
 )  # raised by the library if a model cannot be loaded
 
 
@@ -49,6 +52,42 @@ def _load_pretrained(auto: Any, where: str, **options: Any) -> Any:
     local = where[:1] in ("/", ".", "~") or "\\" in where or Path(where).is_dir()
     folder = str(Path(where).expanduser()) if local else where
     return auto.from_pretrained(folder, trust_remote_code=False, local_files_only=local, **options)
+
+
+def load_encoder(library: Any, folder: Path, spec: str) -> Any:
+    """Load a model without a head from a folder, with all its weights.
+
+    A pooler without weights is left out: the hidden states do not depend on it.
+
+    Args:
+        library: ``transformers``.
+        folder: folder with ``config.json`` and ``model.safetensors``.
+        spec: name of the model, for errors.
+
+    Raises:
+        ModelError: the model cannot be loaded, or the file lacks weights, which the library would sample.
+    """
+    verbosity = library.logging.get_verbosity()
+    library.logging.set_verbosity_error()  # it prints a table of missing weights
+    try:
+        model, info = library.AutoModel.from_pretrained(
+            str(folder),
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except LOAD_ERRORS as error:
+        raise ModelError(f"backbone {spec} cannot be loaded: {first_line(error)}") from error
+    finally:
+        library.logging.set_verbosity(verbosity)
+    absent = [name for name in sorted(info["missing_keys"]) if not name.startswith("pooler.")]
+    if lacking := absent + [name for name, *_ in info["mismatched_keys"]]:
+        raise lacking_weights_error(folder, lacking, spec)
+    if len(absent) < len(info["missing_keys"]):
+        model.pooler = None
+    return model
 
 
 def swap_padding(ids: torch.Tensor, padding: int) -> torch.Tensor:
@@ -173,16 +212,20 @@ def tokenize(where: str, texts: Sequence[str], length: int) -> tuple[torch.Tenso
         Token ids ``(N, L)`` int64, padded with 0, and the number of token ids.
 
     Raises:
-        ArgumentError: the tokenizer does not exist or has no padding token, or ``transformers`` is not
-            installed.
+        ArgumentError: the tokenizer does not exist, has no vocabulary or no padding token, or
+            ``transformers`` is not installed.
     """
     spec = PREFIX + where
     library = import_transformers("data.vocabulary", spec)
     try:
         tokenizer = _load_pretrained(library.AutoTokenizer, where)
-    except LOAD_ERRORS as error:
+    except Exception as error:  # the library raises Exception itself
         expected = f"a folder with a tokenizer, or its name on the hub ({first_line(error)})"
         raise ArgumentError("data.vocabulary", spec, expected) from error
+    folder, files = Path(where).expanduser(), sorted(set(tokenizer.vocab_files_names.values()))
+    if folder.is_dir() and files and not any((folder / name).is_file() for name in files):
+        # The library would make one without words, to which all texts are equal.
+        raise ArgumentError("data.vocabulary", spec, f"a folder with a tokenizer: {' or '.join(files)}")
     if tokenizer.pad_token_id is None:
         raise ArgumentError("data.vocabulary", spec, "a tokenizer with a padding token")
     encoded = tokenizer(list(texts), truncation=True, max_length=length, padding="max_length")["input_ids"]

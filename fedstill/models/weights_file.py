@@ -17,6 +17,17 @@ from fedstill.core.errors import ModelError
 from fedstill.core.registry import first_line
 
 
+def lacking_weights_error(file: Path, lacking: list[str], network: str) -> ModelError:
+    """Return the error of a file without some weights of a network, or with weights of other shapes.
+
+    >>> str(lacking_weights_error(Path("w.safetensors"), ["conv.weight", "conv.bias"], "timm:x"))
+    "w.safetensors: lacks 'conv.weight' and 1 other of timm:x, or has other shapes"
+    """
+    count = len(lacking) - 1
+    others = f" and {count} {'other' if count == 1 else 'others'}" if count else ""
+    return ModelError(f"{file}: lacks {lacking[0]!r}{others} of {network}, or has other shapes")
+
+
 def read_weights(path: Path, option: str = "model.weights") -> dict[str, torch.Tensor]:
     """Return the tensors of a safetensors file, which an option names.
 

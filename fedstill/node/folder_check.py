@@ -35,6 +35,7 @@ from fedstill.node.features import own_features
 from fedstill.node.folder_log import audit_path, read_total_spent, unwritable_reason
 from fedstill.node.model_setup import check_name_and_weights, load_perceptual, make_model
 from fedstill.node.node_file import NodeFile
+from fedstill.node.noise_calibration import uncalibrated_noise
 from fedstill.node.owner_folder import FILE, make_compute, read_node_table, read_secret
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
@@ -266,7 +267,8 @@ def privacy_faults(
         return [str(ArgumentError("privacy.mechanism", config.registered_name, expected))]
     errors = []
     part, main = next(iter(config.noise_option_tables.items()), ("", None))
-    if main is not None and main.noise is None and math.isinf(config.tightest_epsilon_budget):
+    is_noisy = main is None or main.noise is not None or uncalibrated_noise(main) > 0
+    if not is_noisy and math.isinf(config.tightest_epsilon_budget):
         expected = f"a finite value, from which privacy.{part}.noise is calibrated"
         errors.append(ArgumentError("privacy.epsilon", config.epsilon, expected))
     errors += config.faults()

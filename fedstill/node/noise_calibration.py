@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.accounting import calibrate_noise
-from fedstill.privacy.config import Accountant, PrivacyConfig
+from fedstill.privacy.config import Accountant, NoiseOptions, PrivacyConfig, SumsConfig
 from fedstill.privacy.events import CostBreakdown, PrivacyCost, total_cost
 
 NoiseLevels = Mapping[str, float]  # noise level by option; 0 is none
 RunCosts = Callable[[NoiseLevels], CostBreakdown]  # maximum costs of the whole run
+DEFAULT_SUMS_NOISE = 4.0  # without a budget; epsilon 0.93 at delta 1e-5
 
 
 def placeholder_noise(config: PrivacyConfig) -> NoiseLevels:
@@ -22,9 +23,16 @@ def placeholder_noise(config: PrivacyConfig) -> NoiseLevels:
     }
 
 
+def uncalibrated_noise(options: NoiseOptions) -> float:
+    """Return the noise level of an option table without a budget: as given, else none, except for sums."""
+    if options.noise is None:
+        return DEFAULT_SUMS_NOISE if isinstance(options, SumsConfig) else 0.0
+    return options.noise
+
+
 def calibrate_noise_levels(config: PrivacyConfig, run_costs: RunCosts) -> NoiseLevels:
     """Return the configured noise levels; where none is given, the smallest that keep the run within its
-    budgets.
+    budgets (:func:`uncalibrated_noise` without one).
 
     If several levels are not given, each gets its share of epsilon. All together cost less than the sum of
     their separate costs, so all of them are then lowered by one factor.
@@ -33,7 +41,7 @@ def calibrate_noise_levels(config: PrivacyConfig, run_costs: RunCosts) -> NoiseL
         ArgumentError: no noise level is enough.
     """
     parts, costs = config.noise_option_tables, run_costs(placeholder_noise(config))
-    configured = {part: table.noise or 0.0 for part, table in parts.items()}
+    configured = {part: uncalibrated_noise(table) for part, table in parts.items()}
     uncalibrated = [part for part, table in parts.items() if table.noise is None and costs.get(part)]
     # The run must stay within both budgets.
     limits = {(config.epsilon, config.delta), config.total_budget}

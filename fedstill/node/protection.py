@@ -143,6 +143,8 @@ def _setup_hash(
     }
     if not mechanism.config.isolate_rounding:  # its default adds nothing
         del protection["isolate_rounding"]
+    levels = dict(mechanism.noise_levels)
+    protection["sums"] = levels.pop("sums")
     description = (
         architecture_hash(node.model),
         sorted(node.frozen["model"]),
@@ -150,7 +152,7 @@ def _setup_hash(
         [_option_values(to_table(getattr(method, option.name))) for option in fields(method)],
         _option_values(to_table(mechanism.local)),
         _option_values(protection),
-        _option_values(mechanism.noise_levels),
+        _option_values(levels),
         node.seed,
         compute,
         setting.task.name,

@@ -147,7 +147,7 @@ class PrivacyMechanism:
             minimum = int(not kind.by_class)
             return NoisyCounts(config.counts_noise, config.group_size, self._count_sensitivity(kind), minimum)
         if kind.category == "moments" and depends_on_records and not is_unstacked:
-            return NoisySums(config.sums_noise, config.group_size)
+            return NoisySums(self.noise_levels["sums"], config.group_size)
         if not depends_on_records and (
             "model" in config.dp_trained
             or (kind.category == "critic" and not is_input_gradient and self._has_critics)

@@ -97,6 +97,17 @@ class GradientsConfig(CheckedOptions):
     """Relative share of the epsilon that is divided among all tables whose noise is none."""
 
 
+@dataclass(frozen=True)
+class SumsConfig(CheckedOptions):
+    """Noise options of sums over records, such as those of a table's columns or of features."""
+
+    noise: Noise = None
+    """Standard deviation of the Gaussian noise, divided by the L2 sensitivity of all sums together (under a
+    mechanism); 0: exact, no guarantee; none: calibrated to privacy.epsilon, and 4 without a budget."""
+    share: PositiveFloat = 1.0
+    """Relative share of the epsilon that is divided among all tables whose noise is none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrivacyConfig(Registrable):
     """Privacy mechanism of a node, with its budgets.
@@ -153,10 +164,8 @@ class PrivacyConfig(Registrable):
     """
     counts_noise: Annotated[float, Interval(ge=0, lt=math.inf), "0 (exact) or more"] = 10.0
     """Scale of the Laplace noise on each count of records (under a mechanism); 0: exact, no guarantee."""
-    sums_noise: Annotated[float, Interval(ge=0, lt=math.inf), "0 (exact) or more"] = 4.0
-    """Standard deviation of the Gaussian noise on sums over records, such as those of a table's columns,
-    divided by the L2 sensitivity of all of them together (under a mechanism); 0: exact, no guarantee.
-    """
+    sums: SumsConfig = field(default_factory=SumsConfig)
+    """Noise options of sums over records, which are the same in all mechanisms."""
 
     @property
     def total_budget(self) -> tuple[float, float]:
@@ -213,7 +222,7 @@ class PrivacyConfig(Registrable):
         """Return the rule that bounds and noises a tensor; :class:`Exact` gives no guarantee.
 
         Some releases are the same under every mechanism and never come here: counts of records and sums of
-        columns (see ``counts_noise`` and ``sums_noise``), and outputs of networks that are trained with
+        columns (see ``counts_noise`` and ``sums``), and outputs of networks that are trained with
         DP-SGD.
 
         Args:
@@ -259,8 +268,8 @@ class PrivacyConfig(Registrable):
     def noise_option_tables(self) -> Mapping[str, NoiseOptions]:
         """Option tables that have a noise level, by name. The first one is the mechanism's main table.
 
-        >>> list(NoPrivacy().noise_option_tables)
-        []
+        >>> list(ResponseMechanism().noise_option_tables)
+        ['critic', 'gradients', 'sums']
         """
         table_names = {field_.name for field_ in fields(self) if is_dataclass(getattr(self, field_.name))}
         names = (name for cls in type(self).__mro__ for name in get_annotations(cls))

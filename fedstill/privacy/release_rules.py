@@ -190,6 +190,7 @@ class NoisySums(CheckedOptions, ReleaseRule):
     """
 
     section: ClassVar[str] = "sums"
+    noise_table: ClassVar[str] = "sums"
 
     noise_multiplier: NonNegativeFloat
     group: PositiveInt = 1

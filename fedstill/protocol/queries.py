@@ -38,8 +38,8 @@ class QueryDetails:
     Args:
         constant: the response depends on the node's data only, not on earlier queries. A repeated query is
             the same release.
-        width: values in each row of a released tensor of category "rows"; the privacy cost depends on it. 0:
-            the number of classes.
+        width: values in each row of a released tensor of category "rows", on which the privacy cost depends
+            (0: the number of classes), or in the one vector that is released (0: unknown).
         gradients: payload kind of the released gradients.
         extra_loss: description of the terms that its training adds to the task's loss from the second step or
             round on. An attack that assumes the task's loss alone is weaker for it.

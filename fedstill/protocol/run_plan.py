@@ -106,6 +106,7 @@ def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
         public,
         schema=plan.model_spec.schema,
         secure_aggregation=plan.secure_aggregation,
+        shape=plan.model_spec.shape,
     )
     queries = build_node_side(method, setting).queries
     table = {
@@ -140,13 +141,13 @@ def _query_entry(query: Query, plan: RunPlan) -> dict[str, Any]:
 
 def _max_tensor_bytes(query: Query, name: str, kind: PayloadKind, spec: DataSpec) -> int:
     """Return the largest size in bytes of one tensor of a response; 0: the plan does not limit it."""
+    number = 8 if query.sums else 4  # bytes of a number
+    if kind.category in ("moments", "records") and list(query.releases) == [name] and query.details.width:
+        return number * query.details.width
     if kind not in KNOWN_KINDS or name in query.unstacked:  # its shape is unknown here
         return 0
-    number = 8 if query.sums else 4  # bytes of a number
     if kind.category == "counts":
         return 16 * (len(spec.classes) + 1)  # counts by class, or sizes
-    if kind.category == "moments":  # count, sum and sum of squares of each numeric column
-        return 4 * (1 + 3 * len(spec.schema.feature_names))
     if kind.category == "scores":
         return number * query.rows * math.prod(spec.output_shape)
     of_inputs = kind.category == "gradients" and query.sends.get(name.removeprefix("d/d")) == INPUTS

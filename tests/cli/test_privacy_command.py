@@ -64,6 +64,7 @@ PUBLIC = '[public]\nname = "held-out"\nshare = 0.1\n'
 FEDKD = PUBLIC + '[method]\nname = "fedkd"\nstudent.epochs = 1\nz_max = 5.0\n'
 FEDMD = PUBLIC + '[method]\nname = "fedmd"\nrounds = 3\nsubset = 20\n'
 FEATURES = '[features]\nbackbone = "random-conv:4"\ncache_gib = 0.0\n'
+FEDPFT = '[method]\nname = "fedpft"\nclip = 1.0\nstudent.epochs = 1\n'
 FEDAVG = '[method]\nname = "fedavg"\nrounds = 3\n'
 
 
@@ -108,6 +109,7 @@ CASES = {
     "fedavg dp-sgd": FEDAVG + privacy("dp-sgd"),
     "features dp-sgd": FEATURES + 'normalize = "public"\n' + FEDKD + privacy("dp-sgd"),
     "components dp-sgd": FEATURES + 'normalize = "public"\ncomponents = 5\n' + FEDKD + privacy("dp-sgd"),
+    "sums of features": FEATURES + FEDPFT + privacy("dp-sgd"),
     "features gaussian pate": FEATURES + FEDKD.replace("held-out", "gaussian") + privacy("pate"),
 }
 
@@ -204,6 +206,18 @@ def test_plan_refuses_features_that_the_run_refuses(
     with pytest.raises(ArgumentError, match=r"features\.components"):
         build_simulation(load_toml(path))
     assert "features.components" in stdout_of(capsys, "plan", str(path), code=2)
+
+
+def test_plan_names_noise_of_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, CASES["sums of features"])
+    plan = json.loads(stdout_of(capsys, "plan", str(path), "--json"))
+    (line,) = plan["queries"]
+    (event,) = line["events"]
+    noise = plan["nodes"][0]["noise"]["sums"]
+    assert (line["query"], line["for"], event) == ("sum_features", "sums", f"gaussian({noise!r})")
+    assert plan["noise to fix"] == {"sums": round_noise_up(noise)}
+    plan = json.loads(stdout_of(capsys, "plan", str(path), "--noise", "2.5", "--json"))
+    assert plan["nodes"][0]["noise"] == {"sums": 2.5}
 
 
 def test_no_queries_cost_nothing(tmp_path: Path) -> None:

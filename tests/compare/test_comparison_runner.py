@@ -128,7 +128,7 @@ def test_data_sets_of_a_comparison_may_have_images_of_different_shapes(tmp_path:
 def test_runs_of_a_comparison_have_the_same_pretrained_weights(
     option: str, stopped: bool, tmp_path: Path
 ) -> None:
-    """The file is replaced after the first run, whether the comparison is stopped there or goes on."""
+    """The file is replaced after the first run, whether the comparison is stopped there or continues."""
     images = np.random.default_rng(0).integers(0, 255, (60, 16, 16), dtype=np.uint8)
     np.savez(tmp_path / "shapes.npz", images=images, masks=(images > 127).astype(np.uint8))
     network = "tests.support.models:tiny_encoder"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save
 
+from fedstill.core.errors import ModelError
 from fedstill.data import features as cached_features
 from fedstill.data.features import FeatureCache, compute_features, compute_features_of_parts
 from fedstill.models.backbones import Backbone, Features, RawInputs, load_backbone
@@ -144,6 +147,55 @@ def test_damaged_chunk_is_computed_again_with_one_note(
     )
 
 
+def test_any_truncated_or_flipped_file_is_detected(
+    tmp_path: Path, backbone: Backbone, x: torch.Tensor
+) -> None:
+    """At the start, where the header has the names and shapes of the tensors, and at random places."""
+    expected = compute_features(backbone, x, cache(tmp_path, backbone))
+    (path,) = tmp_path.glob("*/*.safetensors")
+    whole, draws = path.read_bytes(), random.Random(0)
+    places = [*range(0, 220, 20), *(draws.randrange(len(whole)) for _ in range(10))]
+    for at in places:
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << draws.randrange(8)
+        for damaged in (whole[:at], bytes(flipped)):
+            path.write_bytes(damaged)
+            again = cache(tmp_path, backbone)
+            assert torch.equal(compute_features(backbone, x, again), expected), at
+            assert len(again.notes) == 1, at
+
+
+def test_file_that_may_not_be_read_is_not_deleted(
+    tmp_path: Path, backbone: Backbone, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute_features(backbone, x, cache(tmp_path, backbone))
+    (path,) = tmp_path.glob("*/*.safetensors")
+
+    def refused(*given: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(cached_features, "safe_open", refused)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read all files
+    monkeypatch.setattr(os, "replace", refused)
+    other = cache(tmp_path, backbone)
+    torch.testing.assert_close(compute_features(backbone, x, other), backbone(x))
+    assert path.exists()
+    assert len(other.notes) == 2
+    assert "cannot be read" in other.notes[0]
+
+
+def test_folder_of_another_user_is_not_a_cache(
+    tmp_path: Path, backbone: Backbone, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Path, pattern: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "glob", refused)
+    theirs = cache(tmp_path, backbone)
+    torch.testing.assert_close(compute_features(backbone, x, theirs), backbone(x))
+    assert theirs.notes == [f"features are not cached in {tmp_path}: Permission denied"]
+
+
 def test_chunk_with_fewer_features_than_hashes_is_computed_again(
     tmp_path: Path, backbone: Backbone, x: torch.Tensor
 ) -> None:
@@ -243,3 +295,39 @@ def test_equal_examples_are_computed_once(tmp_path: Path, backbone: Backbone, x:
     features = compute_features(backbone, x[[3, 3, 3, 5]], cache(tmp_path, backbone))
     assert counted.examples == 2
     assert torch.equal(features[0], features[2])
+
+
+# --- backbones that fail ------------------------------------------------------------------------------
+
+
+def fails(output: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("a batch of 2\nis expected")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda output: output * float("nan"), r"NaN or infinity \("),
+        (lambda output: output.index_fill(0, torch.tensor(7), float("inf")), "infinity"),
+        (lambda output: output[:1], r"\(1, \d+\) for 50 inputs \(expected \(50, \d+\)\)"),
+        (fails, r"a batch of 50: RuntimeError: a batch of 2 \(expected another features\.batch\)$"),
+    ],
+)
+def test_backbone_that_fails_is_refused_in_one_line_and_not_cached(
+    tmp_path: Path,
+    backbone: Backbone,
+    x: torch.Tensor,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    message: str,
+) -> None:
+    backbone.network.register_forward_hook(lambda module, inputs, output: change(output))
+    with pytest.raises(ModelError, match=rf"^backbone: .*{message}") as caught:
+        compute_features(backbone, x, cache(tmp_path, backbone))
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_inputs_that_are_not_finite_are_named(tmp_path: Path, backbone: Backbone, x: torch.Tensor) -> None:
+    x[3, 0, 0, 0] = float("nan")
+    with pytest.raises(ModelError, match="for inputs that hold them"):
+        compute_features(backbone, x, cache(tmp_path, backbone))

@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.links import changed
 from tests.support.processes import (
     FEDIOD,
+    FEDKD,
     PATIENCE,
     STEPS,
     Sites,
@@ -93,6 +95,26 @@ def test_node_killed_repeatedly_in_distillation_resumes(three: Sites, unbroken: 
     three.begin()
     assert_same_metrics(three, three.end(), unbroken)
     report_time("node killed in distillation", since)
+
+
+def test_node_killed_while_it_computes_features_resumes_with_those_in_its_cache(tmp_path: Path) -> None:
+    """Its owner's node.toml names the backbone; each file of the cache has two examples."""
+    features = {"backbone": "random-conv:8", "normalize": "public", "cache": str(tmp_path / "cache")}
+    tables = {"nodes": {"models": ["linear"]}, "student": {"model": "linear"}, "features": features}
+    config = changed(small(FEDKD, wait=PATIENCE), **tables)
+    unbroken = Unbroken(config, tmp_path)
+    with sites(tmp_path, config) as three:
+        cached = lambda: {path.stat().st_ino for path in three.feature_files("node-1")}  # noqa: E731
+        three.start()
+        three.begin()
+        until(cached)
+        three.kill("node-1")
+        before = cached()
+        assert before
+        assert not three.steps()
+        three.start("node-1")
+        assert_same_metrics(three, three.end(), unbroken)
+        assert before < cached()
 
 
 # --- 2: the server is killed --------------------------------------------------------------------------

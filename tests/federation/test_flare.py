@@ -19,15 +19,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 
 pytest.importorskip("nvflare")
 
 from nvflare.apis.event_type import EventType
 from nvflare.collab.api.decorators import get_object_final_funcs
-from safetensors.torch import load_file
 
 from fedstill.core.checkpoint import load_state
+from fedstill.core.config_tables import read_toml
 from fedstill.core.errors import FedstillError
 from fedstill.core.run_writer import write_text
 from fedstill.federation import flare, flare_component, flare_site
@@ -38,16 +39,20 @@ from fedstill.node.folder_check import readable_files_warning
 from fedstill.node.folder_log import SecurityEvents
 from fedstill.node.owner_folder import init_folder
 from fedstill.protocol.wire_format import unpack
+from fedstill.runs.deployment import write_nodes
 from fedstill.runs.flare_server import ServerProgram
-from fedstill.runs.spec import to_toml
+from fedstill.runs.simulation import build_simulation
+from fedstill.runs.spec import RunSpec, to_toml
 from tests.support.audit_logs import edit, releases, security_events
-from tests.support.links import tiny
+from tests.support.links import changed, tiny
+from tests.support.models import save_tiny_backbone
 from tests.support.processes import (
     PATIENCE,
     STEPS,
     Command,
     Unbroken,
     audit_fields,
+    load_student,
     report_time,
     small,
     until,
@@ -117,8 +122,9 @@ class Started:
             mine = [audit_fields(line) for line in self.charged_releases(node.name)]
             assert Counter(map(repr, mine)) == Counter(map(repr, unbroken.audit(node.name)))
         if (self.out / "student.safetensors").exists():
+            tensors = load_student(self.out)
             for key, value in unbroken.experiment.student.state_dict().items():
-                assert torch.equal(load_file(self.out / "student.safetensors")[key], value), key
+                assert torch.equal(tensors[key], value), key
 
     def close(self) -> None:
         """Stop all remaining processes."""
@@ -174,6 +180,56 @@ def test_flare_simulator_equals_simulation(tmp_path: Path) -> None:
         code, printed = run.end()
         assert code == 0, printed
         run.same(unbroken)
+
+
+# --- features -----------------------------------------------------------------------------------------
+
+
+def on_features(folder: Path) -> RunSpec:
+    """Return a short run of two nodes with linear heads on a tiny network, whose weights are in a file."""
+    features = {
+        "backbone": "tests.support.models:tiny_backbone",
+        "weights": str(save_tiny_backbone(folder / "backbone.safetensors")),
+        "normalize": "public",
+        "cache": str(folder / "cache"),
+    }
+    tables = {"split": {"nodes": 2}, "nodes": {"models": ["linear"]}, "student": {"model": "linear"}}
+    return changed(tiny("fedkd"), features=features, **tables)
+
+
+def test_flare_simulator_on_features_equals_simulation(tmp_path: Path) -> None:
+    config = on_features(tmp_path)
+    with started(tmp_path, config, "flare") as run:
+        unbroken = Unbroken(config, tmp_path)
+        code, printed = run.end()
+        assert code == 0, printed
+        run.same(unbroken)
+
+
+def test_node_with_another_backbone_file_is_refused_before_any_release(tmp_path: Path) -> None:
+    config = changed(on_features(tmp_path), engine={"backend": "flare"})
+    run = Started(tmp_path / "run", config, "flare")
+    nodes = run.out / "federation/nodes"
+    nodes.mkdir(parents=True)
+    write_nodes(config, build_simulation(config)[0], nodes)
+    write_text(run.out / "config.toml", f"# Made by: fedstill run\n\n{to_toml(config)}")
+    file = nodes / "node-1/node.toml"
+    node_table = read_toml(file)
+    save_tiny_backbone(file.with_name("other.safetensors"), 1.0)
+    node_table["features"]["weights"] = "other.safetensors"
+    file.write_text(tomli_w.dumps(node_table))
+    with contextlib.closing(run):
+        run.resume()
+        code, printed = run.end()
+    assert code == 2, printed
+    (line,) = [line for line in printed.splitlines() if line.startswith("fedstill: ")]
+    assert "node-1" in line
+    assert "features.weights" in line
+    assert line.endswith(f"fedstill run --resume {run.out} resumes it")
+    for name in ("node-0", "node-1"):
+        assert run.charged_releases(name) == []
+        assert not list((nodes / name).glob("runs/*/*.safetensors"))
+    assert not (run.out / "student.safetensors").exists()
 
 
 # --- killed processes ---------------------------------------------------------------------------------

@@ -16,11 +16,17 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data import table_data
-from fedstill.methods.column_sums import ColumnSums, compute_column_sums, schema_with_scales
+from fedstill.methods.column_sums import (
+    ColumnSums,
+    compute_column_sums,
+    count_column_sums,
+    schema_with_scales,
+)
 from fedstill.models import Linear
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.run_mechanism import PrivacyMechanism
+from fedstill.privacy.config import SumsConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
 from fedstill.protocol.local_config import LocalConfig
@@ -69,13 +75,14 @@ def sums_of(data: TensorData) -> torch.Tensor:
 def test_sums_by_hand() -> None:
     # Age: -0.5, 0.5, 0, -0.8. Dose of the three rows that have one: 1, -0.5, 0.
     assert sums_of(rows(CELLS)).tolist() == pytest.approx([4, -0.8, 1.14, 3, 0.5, 1.25])
+    assert count_column_sums(SCHEMA) == 6
 
 
 @given(seed=st.integers(0, 2**31), count=st.integers(3, 30), group=st.integers(1, 2))
 @settings(max_examples=25, deadline=None)
 def test_one_record_changes_sums_within_the_charged_sensitivity(seed: int, count: int, group: int) -> None:
     query, _ = column_sums_query()
-    config = DPSGD(sums_noise=3.0, group_size=group)
+    config = DPSGD(sums=SumsConfig(noise=3.0), group_size=group)
     made = PrivacyMechanism(
         "clinic", config, NodeSide({query.name: query}, SETTING), LocalConfig(), count, TASK
     )
@@ -100,8 +107,10 @@ def test_one_record_changes_sums_within_the_charged_sensitivity(seed: int, count
     ones = SimpleNamespace(normal=lambda shape: torch.ones(shape, dtype=torch.float64))
     assert (rule.noise(before, ones) - before).tolist() == pytest.approx([3 * math.sqrt(6)] * 6, abs=1e-4)
     assert rule.cost(shape) == {Event("gaussian", 3.0 / group): 1}
-    assert made.run_costs()["other"] == {Event("gaussian", 3.0 / group): 1}
-    bare = PrivacyMechanism("clinic", DPSGD(sums_noise=0.0), made.side, LocalConfig(), count, TASK)
+    assert made.run_costs()["sums"] == {Event("gaussian", 3.0 / group): 1}
+    bare = PrivacyMechanism(
+        "clinic", DPSGD(sums=SumsConfig(noise=0.0)), made.side, LocalConfig(), count, TASK
+    )
     assert bare.rule(query, "moments").cost(shape) is None
 
 
@@ -134,10 +143,10 @@ PARTS = [rows(CELLS), rows({**CELLS, "age": [100, 100, 100, 100]})]
 
 
 def test_run_writes_schema_with_scales_and_logs_the_charge(tmp_path: Path) -> None:
-    policy, private = PolicyConfig(kinds=("column sums",)), DPSGD(epsilon=3.0, sums_noise=1e-6)
+    policy, private = PolicyConfig(kinds=("column sums",)), DPSGD(epsilon=3.0, sums=SumsConfig(noise=1e-6))
     with raises_refused("privacy budget", "epsilon 3", query="sum_columns", node="node-0"):
         Simulation(setting(policy, PARTS, privacies=[private] * 2)).run()
-    loose = DPSGD(sums_noise=1e-6)
+    loose = DPSGD(sums=SumsConfig(noise=1e-6))
     experiment = Simulation(setting(policy, PARTS, privacies=[loose] * 2))
     result = experiment.run(tmp_path)
     write_results(experiment, result)

@@ -27,7 +27,10 @@ from fedstill.methods.fedpft import FedPFT
 from fedstill.models import MLP
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.config import Accountant, SumsConfig
 from fedstill.privacy.dpsgd import DPSGD
+from fedstill.privacy.events import total_cost
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
@@ -124,7 +127,7 @@ def test_planned_queries_equal_those_of_a_run() -> None:
 @pytest.mark.parametrize(("group_size", "event"), [(1, "gaussian(2.5)"), (2, "gaussian(1.25)")])
 def test_noisy_sums_are_charged_as_one_event(tmp_path: Path, group_size: int, event: str) -> None:
     """A group of two records moves the sums twice as far."""
-    private = DPSGD(epsilon=9.0, sums_noise=2.5, group_size=group_size)
+    private = DPSGD(epsilon=9.0, sums=SumsConfig(noise=2.5), group_size=group_size)
     pairs = [replace(part, groups=torch.arange(len(part)) // 2) for part in by_class(vectors())]
     simulation = Simulation(
         setting(FedCGS(clip=1.0, shrinkage=0.5), pairs, policies=[NAMED] * 3, privacies=[private] * 3)
@@ -139,6 +142,29 @@ def test_noisy_sums_are_charged_as_one_event(tmp_path: Path, group_size: int, ev
     exact = trained(FedCGS(clip=1.0, shrinkage=0.5))
     assert all(parameter.isfinite().all() for parameter in simulation.student.parameters())
     assert not torch.allclose(logits(simulation.student), logits(exact), atol=1e-2)
+
+
+@pytest.mark.parametrize("method", [FedCGS(clip=1.0), FedPFT(clip=1.0)])
+@pytest.mark.parametrize(("accountant", "group_size"), [("pld", 1), ("rdp", 3)])
+def test_epsilon_calibrates_noise_on_sums(
+    method: FedCGS | FedPFT, accountant: Accountant, group_size: int
+) -> None:
+    def noise_and_epsilon(**options: Any) -> tuple[float, float]:
+        private = DPSGD(accountant=accountant, group_size=group_size, **options)
+        pairs = [replace(part, groups=torch.arange(len(part)) // 2) for part in by_class(vectors())]
+        simulation = Simulation(setting(method, pairs, policies=[NAMED] * 3, privacies=[private] * 3))
+        budgets = simulation.nodes[0].gate.budgets
+        assert budgets is not None
+        cost = total_cost(budgets.mechanism.run_costs())
+        assert cost is not None
+        return budgets.mechanism.noise_levels["sums"], compute_epsilon(cost, 1e-5, accountant)
+
+    for epsilon in (0.5, 8.0):
+        noise, spent = noise_and_epsilon(epsilon=epsilon)
+        assert 0.97 * epsilon < spent <= epsilon
+        assert noise_and_epsilon(sums=SumsConfig(noise=noise))[1] == pytest.approx(spent)
+        assert noise_and_epsilon(epsilon=100.0, sums=SumsConfig(noise=noise))[0] == noise
+    assert noise_and_epsilon()[0] == 4.0  # without a budget
 
 
 def test_budget_needs_features_of_a_bounded_length() -> None:
@@ -156,7 +182,7 @@ def test_sums_need_policy_by_name() -> None:
             Simulation(setting(method, policies=[PolicyConfig()] * 3))
         Simulation(setting(method, policies=[PolicyConfig(kinds=(kind,))] * 3))
     with raises_refused("outputs_only: unbounded feature sums"):
-        private = [DPSGD(sums_noise=2.5)] * 3
+        private = [DPSGD(sums=SumsConfig(noise=2.5))] * 3
         Simulation(setting(unbounded, policies=[NAMED] * 3, privacies=private))
 
 

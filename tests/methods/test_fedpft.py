@@ -19,6 +19,7 @@ from fedstill.methods._public_data import StudentTraining
 from fedstill.methods.fedpft import Covariance, FedPFT, Mixture, one_gaussian
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.config import SumsConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.runs.simulation import Simulation
 from tests.support.audit_logs import total_charged
@@ -154,7 +155,7 @@ def test_planned_queries_equal_those_of_a_run(components: int) -> None:
 def test_noisy_sums_are_charged_as_one_event(covariance: Covariance, tmp_path: Path) -> None:
     """All classes together are one event, as an example belongs to one class."""
     method = FedPFT(clip=1.0, covariance=covariance, student=SHORT)
-    private = DPSGD(epsilon=3.0, sums_noise=2.5)
+    private = DPSGD(epsilon=3.0, sums=SumsConfig(noise=2.5))
     simulation = Simulation(setting(method, policies=[NAMED] * 3, privacies=[private] * 3))
     assert simulation.run(tmp_path)["releases"] == ["feature sums"]
     log = AuditLog()

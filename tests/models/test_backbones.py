@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,10 @@ from unittest.mock import ANY
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.errors import ArgumentError, ModelError, PluginError
 from fedstill.core.seeds import seeded
 from fedstill.models import backbones
 from fedstill.models.backbones import (
@@ -29,7 +31,7 @@ from fedstill.models.backbones import (
 )
 from fedstill.models.image_classifiers import RandomConv
 from tests.support.errors import raises_invalid
-from tests.support.models import onnx_backbone, save_tiny_encoder
+from tests.support.models import onnx_backbone, save_tiny_encoder, save_tiny_vision_transformer
 
 GRAY = RawInputs((1, 8, 8), (0.5,), (0.5,))
 TINY = "tests.support.models:tiny_backbone"
@@ -76,6 +78,14 @@ def test_weights_with_other_names_are_refused(tmp_path: Path) -> None:
         load_backbone(Features(TINY, weights=path), GRAY)
 
 
+def test_weights_of_other_shapes_are_refused(tmp_path: Path) -> None:
+    state = load_backbone(Features(TINY), GRAY).network.state_dict()
+    path = str(tmp_path / "w.safetensors")
+    save_file({**state, "norm.weight": torch.zeros(4)}, path)
+    with pytest.raises(ModelError, match=r"lacks 'norm\.weight' of .* other shapes"):
+        load_backbone(Features(TINY, weights=path), GRAY)
+
+
 def test_rejects_pickled_weights(tmp_path: Path) -> None:
     torch.save(load_backbone(Features(TINY), GRAY).network.state_dict(), tmp_path / "w.pt")
     with pytest.raises(ModelError, match=r"features\.weights 'w\.pt' .*safetensors"):
@@ -89,6 +99,8 @@ def test_rejects_pickled_weights(tmp_path: Path) -> None:
         (Features(TINY, weights="absent.safetensors"), "features.weights = 'absent.safetensors'"),
         (Features("random-conv", weights="some.pt"), "none with random-conv"),
         (Features(TINY, layer="absent"), "features.layer = 'absent'"),
+        (Features("random-conv", size=16), "features.size = 16"),
+        (Features("random-conv", mean=(0.5,)), "features.mean"),
         (Features("absent.onnx"), "an existing .onnx file"),
         (Features("hf:absent"), "a local folder with config.json"),
     ],
@@ -183,6 +195,64 @@ def test_onnx_graph_is_a_backbone(tmp_path: Path) -> None:
     backbone = load_backbone(Features(str(path)), GRAY)
     x = images(3)
     torch.testing.assert_close(backbone(x), x.mean((1, 2, 3)).unsqueeze(1) * torch.arange(8.0))
+    with raises_invalid("features.layer", "features", "none"):
+        load_backbone(Features(str(path), layer="features"), GRAY)
+
+
+@pytest.mark.parametrize("kind", ["random", "empty", "torchscript"])
+def test_files_that_are_no_onnx_graph_are_refused_in_one_line(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "b.onnx"
+    if kind == "torchscript":  # a ZIP archive
+        torch.save(torch.zeros(2), path)
+    else:
+        path.write_bytes(random.Random(0).randbytes(2000) if kind == "random" else b"")
+    with pytest.raises(ModelError, match=r"^backbone .*b\.onnx cannot be loaded: .*") as caught:
+        load_backbone(Features(str(path)), GRAY)
+    assert "\n" not in str(caught.value)
+
+
+def test_texts_are_refused_by_backbones_of_images_and_images_by_those_of_texts(tmp_path: Path) -> None:
+    texts = RawInputs((6,), vocabulary=save_tiny_encoder(tmp_path))
+    (tmp_path / "b.onnx").write_bytes(onnx_backbone().SerializeToString())
+    save_tiny_vision_transformer(tmp_path / "vit")
+    for backbone in (str(tmp_path / "b.onnx"), f"hf:{tmp_path / 'vit'}", "random-conv"):
+        with raises_invalid("features.backbone", backbone):
+            load_backbone(Features(backbone), texts)
+    with pytest.raises(ModelError, match=r"^backbone: .*expected a backbone for texts"):
+        load_backbone(Features(TINY), texts)
+    with pytest.raises(ModelError, match=r"data\.length"):
+        load_backbone(Features(f"hf:{tmp_path}"), RawInputs((64,), vocabulary=texts.vocabulary))
+    with raises_invalid("features.backbone", f"hf:{tmp_path}", "images"):
+        load_backbone(Features(f"hf:{tmp_path}"), GRAY)
+    assert load_backbone(Features(f"hf:{tmp_path / 'vit'}"), GRAY).width == 16
+
+
+def test_rows_of_numbers_are_refused() -> None:
+    with raises_invalid("features.backbone", TINY, "(12,)"):
+        load_backbone(Features(TINY), RawInputs((12,)))
+
+
+@pytest.mark.parametrize("error", ["Exception('no', 1)", "SafetensorError('no')", "SystemExit(3)"])
+def test_module_whose_import_fails_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = f"from safetensors import SafetensorError\nraise {error}\n"
+    (tmp_path / "fails_on_import.py").write_text(code)
+    with pytest.raises(PluginError, match="fails_on_import") as caught:
+        load_backbone(Features("fails_on_import:net"), GRAY)
+    assert "\n" not in str(caught.value)
+
+
+def test_factory_that_fails_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "from safetensors import SafetensorError\ndef net(shape): raise SafetensorError('header too large')\n"
+    )
+    (tmp_path / "failing_factory.py").write_text(code)
+    with pytest.raises(ModelError, match="'failing_factory:net' cannot be built: header too large"):
+        load_backbone(Features("failing_factory:net"), GRAY)
 
 
 def test_onnx_graph_with_weights_in_another_file_is_refused(
@@ -206,6 +276,35 @@ def test_digest_of_an_encoder_depends_on_its_configuration_but_not_on_versions(t
         digests.append(load_backbone(Features(f"hf:{tmp_path}"), RawInputs((6,), vocabulary=words)).digest)
     assert digests[0] == digests[1]
     assert len(set(digests)) == 4
+
+
+def test_encoder_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
+    """The library would sample them, so that two nodes had different features."""
+    texts, file = RawInputs((6,), vocabulary=save_tiny_encoder(tmp_path)), tmp_path / "model.safetensors"
+    state, name = load_file(file), "embeddings.word_embeddings.weight"
+    content = file.read_bytes()
+    without = {key: tensor for key, tensor in state.items() if key != name}
+    for tensors in (without, {**state, name: torch.zeros(5, 16)}):
+        save_file(tensors, file, {"format": "pt"})
+        with pytest.raises(ModelError, match=rf"lacks '{re.escape(name)}' of hf:[^\n]*$"):
+            load_backbone(Features(f"hf:{tmp_path}"), texts)
+    file.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ModelError, match=r"^backbone hf:.* cannot be loaded: [^\n]*$"):
+        load_backbone(Features(f"hf:{tmp_path}"), texts)
+
+
+def test_encoder_without_pooler_has_the_same_features_each_time(tmp_path: Path) -> None:
+    """Encoders saved from a language model have none, and the library would sample its weights."""
+    texts, file = RawInputs((6,), vocabulary=save_tiny_encoder(tmp_path)), tmp_path / "model.safetensors"
+    options, ids = Features(f"hf:{tmp_path}", precision="float32"), torch.tensor([[2, 5, 6, 3, 0, 0]])
+    expected = load_backbone(options, texts)(ids)
+    state = {name: tensor for name, tensor in load_file(file).items() if not name.startswith("pooler.")}
+    save_file(state, file, {"format": "pt"})
+    first, second = (load_backbone(options, texts) for _ in range(2))
+    assert first.digest == second.digest
+    torch.testing.assert_close(first(ids), expected)
+    with raises_invalid("features.layer", "model.pooler"):
+        load_backbone(Features(f"hf:{tmp_path}", layer="model.pooler"), texts)
 
 
 def test_sentence_encoder_averages_over_tokens_and_ignores_padding(tmp_path: Path) -> None:

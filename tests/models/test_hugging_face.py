@@ -109,6 +109,14 @@ def test_tokenizer_of_the_model_makes_token_ids(tmp_path: Path) -> None:
         hugging_face.tokenize(str(tmp_path / "none"), ["good"], 5)
 
 
+@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+def test_folder_without_tokenizer_is_refused(tmp_path: Path, kind: str) -> None:
+    """The library makes a tokenizer without words of BERT, and raises Exception itself for MPNet."""
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+    with raises_invalid("data.vocabulary", f"hf:{tmp_path}", "tokenizer"):
+        hugging_face.tokenize(str(tmp_path), ["good film"], 5)
+
+
 def test_swap_padding_is_its_own_inverse() -> None:
     ids = torch.tensor([[0, 5, 1, 1]])  # like RoBERTa: 0 starts a text and 1 is padding
     ours = hugging_face.swap_padding(ids, 1)

@@ -11,13 +11,14 @@ import torch
 
 from fedstill.core.config_tables import to_table
 from fedstill.core.errors import ArgumentError, DataError
+from fedstill.core.table_schema import SchemaColumn, TableSchema
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
 from fedstill.methods.fediod import FedIOD
 from fedstill.protocol.feature_plan import FeaturePlan
 from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint, public_tensors, read_public
 from fedstill.protocol.wire_format import WireConfig
-from fedstill.tasks.classification import ClassificationConfig
+from fedstill.tasks.classification import ClassificationConfig, TabularConfig
 
 SPEC = DataSpec(ClassificationConfig(), tuple("0123456789"), (1, 8, 8), (0.5,), (0.5,))
 PLAN = RunPlan("one", {"name": "fediod", "steps": 6, "batch": 4}, SPEC, student="mlp:8", min_nodes=3)
@@ -73,6 +74,40 @@ def test_number_of_queries_depends_on_public_data() -> None:
     query = describe(plan, public).queries["predict"]
     assert query["times"] * query["rows"] >= 3000
     assert query["bytes"] == 4 * 10 * query["rows"]
+
+
+@pytest.mark.parametrize(
+    ("method", "sums"),
+    [
+        ({"name": "fedcgs", "clip": 1.0}, 10 * 6 + 15),
+        ({"name": "fedcgs"}, 10 * 6 + 15),
+        ({"name": "fedpft", "clip": 1.0}, 10 * 6 + 10 * 5),
+        ({"name": "fedpft", "covariance": "spherical"}, 10 * 6 + 10),
+        ({"name": "fedpft", "covariance": "full"}, 10 * 6 + 10 * 15),
+    ],
+)
+def test_bytes_of_feature_sums_follow_from_the_number_of_features(
+    method: dict[str, object], sums: int
+) -> None:
+    """Ten classes, five features: numbers of examples, sums of features, and sums of products."""
+    plan = replace(ON_FEATURES, method=method)
+    assert describe(plan, None).max_bytes == 4 * sums
+    if method["name"] == "fedcgs":
+        assert describe(replace(plan, secure_aggregation=True), None).max_bytes == 8 * sums
+
+
+def test_bytes_of_column_sums_follow_from_the_schema() -> None:
+    columns = (
+        SchemaColumn(name="age", range=(0.0, 90.0)),
+        SchemaColumn(name="dose", range=(0.0, 5.0), missing=True),
+        SchemaColumn(name="sex", type="category", categories=("f", "m")),
+        SchemaColumn(name="ill", type="category", categories=("no", "yes")),
+    )
+    spec = DataSpec.from_schema(TabularConfig(), TableSchema("ill", columns))
+    plan = RunPlan("one", {"name": "column-sums"}, spec)
+    assert describe(plan, None).max_bytes == 4 * (1 + 2 + 3)
+    # Masked numbers have eight bytes.
+    assert describe(replace(plan, secure_aggregation=True), None).max_bytes == 8 * (1 + 2 + 3)
 
 
 # --- features of a backbone -----------------------------------------------------------------------------

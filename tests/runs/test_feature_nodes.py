@@ -27,7 +27,7 @@ from fedstill.runs.results import write_results
 from fedstill.runs.spec import RunSpec
 from fedstill.student.evaluate import evaluate
 from tests.support.links import NAMES, Away, Live, Loopback, RecordingLink, changed, here, live, nodes, tiny
-from tests.support.models import tiny_backbone
+from tests.support.models import save_tiny_backbone
 
 BACKBONE = "tests.support.models:tiny_backbone"
 
@@ -37,12 +37,6 @@ def on_features(folder: Path, method: str = "fedkd", **features: Any) -> RunSpec
     options = {"backbone": "random-conv:4", "cache": str(folder / "cache"), **features}
     models = {"nodes": {"models": ["linear"]}, "student": {"model": "linear"}}
     return changed(tiny(method), features=options, **models)
-
-
-def write_weights(path: Path, shift: float = 0.0) -> str:
-    """Write weights of the custom backbone; return the path."""
-    save_file({name: tensor + shift for name, tensor in tiny_backbone((1,)).state_dict().items()}, path)
-    return str(path)
 
 
 def edit_features(folder: Path, **features: Any) -> dict[str, NodeService]:
@@ -155,10 +149,13 @@ def test_resumed_run_on_features_equals_simulation(tmp_path: Path, monkeypatch: 
 )
 def test_node_with_other_features_is_refused(tmp_path: Path, features: dict[str, Any], named: str) -> None:
     config = on_features(
-        tmp_path, backbone=BACKBONE, weights=write_weights(tmp_path / "w.safetensors"), precision="float32"
+        tmp_path,
+        backbone=BACKBONE,
+        weights=str(save_tiny_backbone(tmp_path / "w.safetensors")),
+        precision="float32",
     )
     nodes(config, tmp_path)
-    write_weights(tmp_path / "nodes" / "node-1" / "other.safetensors", 1.0)
+    save_tiny_backbone(tmp_path / "nodes" / "node-1" / "other.safetensors", 1.0)
     if "backbone" in features:
         features = {**features, "weights": ""}
     link = RecordingLink(edit_features(tmp_path, **features))
@@ -226,7 +223,9 @@ def test_node_does_not_import_backbone_of_server(tmp_path: Path, monkeypatch: py
 def test_missing_weights_are_reported_to_the_owner_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = on_features(tmp_path, backbone=BACKBONE, weights=write_weights(tmp_path / "w.safetensors"))
+    config = on_features(
+        tmp_path, backbone=BACKBONE, weights=str(save_tiny_backbone(tmp_path / "w.safetensors"))
+    )
     nodes(config, tmp_path)
     hosts = edit_features(tmp_path, weights="absent.safetensors")
     with pytest.raises(FedstillError, match="node-1") as failed, caplog.at_level(logging.WARNING):

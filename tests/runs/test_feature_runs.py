@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -27,7 +28,7 @@ from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec
 from fedstill.student.evaluate import evaluate
 from tests.support.errors import raises_invalid
-from tests.support.models import onnx_backbone, tiny_backbone
+from tests.support.models import onnx_backbone, save_tiny_backbone
 from tests.support.runs import FEDIOD, FEDKD, SGD, config
 
 BACKBONE = "tests.support.models:tiny_backbone"
@@ -124,15 +125,10 @@ def test_changed_weights_are_refused_when_the_student_is_loaded(tmp_path: Path) 
         fedstill.load(tmp_path / "run")
 
 
-def weights_file(path: Path, shift: float = 0.0) -> Path:
-    save_file({name: tensor + shift for name, tensor in tiny_backbone((1,)).state_dict().items()}, path)
-    return path
-
-
 def test_student_is_loaded_with_the_new_path_of_its_backbone(
     tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
-    weights, moved = weights_file(tmp_path / "w.safetensors"), tmp_path / "moved.safetensors"
+    weights, moved = save_tiny_backbone(tmp_path / "w.safetensors"), tmp_path / "moved.safetensors"
     result = start(features_config(tmp_path, BACKBONE, features={"weights": str(weights)}), tmp_path / "run")
     weights.rename(moved)
     evaluation: tuple[Any, ...] = ("evaluate", tmp_path / "run", "--data", "digits", "--json")
@@ -166,7 +162,7 @@ def test_student_is_loaded_with_the_new_path_of_its_backbone(
         moved,
     )
     assert command(*words)[0] == 0
-    weights_file(moved, 1.0)
+    save_tiny_backbone(moved, 1.0)
     with pytest.raises(ModelError, match="differs"):
         fedstill.load(tmp_path / "run", backbone_weights=moved)
     with raises_invalid("--backbone-weights", str(weights), "existing"):
@@ -226,7 +222,7 @@ def test_hugging_face_folder_and_weights_are_found_at_their_new_paths(
 
 def test_backbone_without_a_file_takes_no_path(tmp_path: Path) -> None:
     start(features_config(tmp_path), tmp_path / "run")
-    weights = weights_file(tmp_path / "w.safetensors")
+    weights = save_tiny_backbone(tmp_path / "w.safetensors")
     with raises_invalid("--backbone", "hf:folder", "none", "random-conv:8"):
         fedstill.load(tmp_path / "run", backbone="hf:folder")
     with raises_invalid("--backbone-weights", str(weights), "none", "random-conv:8"):
@@ -317,6 +313,46 @@ def test_inapplicable_features_are_refused_before_the_run(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("backbone", "options", "message"),
+    [
+        (BACKBONE, ("--features.weights", "nan.safetensors"), "NaN"),
+        (BACKBONE, ("--features.weights", "absent.safetensors"), "features.weights"),
+        ("raises:net", (), "importing it fails"),
+        ("random.onnx", (), "random.onnx cannot be loaded"),
+        ("random-conv:4", ("--features.size", "-1"), "features.size"),
+        ("random-conv:4", ("--features.components", "9"), "features.components"),
+        ("random-conv:4", ("--data.name", "images"), "one size"),
+    ],
+)
+def test_command_refuses_features_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[..., tuple[int, str, str]],
+    backbone: str,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    save_tiny_backbone(tmp_path / "nan.safetensors", float("nan"))
+    (tmp_path / "raises.py").write_text("raise RuntimeError('no\\nnetwork')")
+    (tmp_path / "random.onnx").write_bytes(bytes(range(256)))
+    for name, side in (("a/1.png", 8), ("a/2.png", 12), ("b/1.png", 8)):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (side, side)).save(path)
+    words = ("--features.backbone", backbone, "--features.cache", "cache", "--out", "run", *options)
+    models = ("--nodes.models", "linear", "--student.model", "linear")
+    code, _, err = command("run", "digits-fedkd", *models, *words, "--engine.threads", "1", "--quiet")
+    assert code == 2
+    (line,) = err.splitlines()
+    assert line.startswith("fedstill: ")
+    assert message in line
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "cache").exists()
+
+
 def test_maps_have_no_features(tmp_path: Path) -> None:
     with raises_invalid("task.name", "segmentation", "one output"):
         fedstill.tasks.TASKS["segmentation"]().make(2).on_features()
@@ -349,8 +385,7 @@ def test_resume_compares_the_data_before_features(tmp_path: Path, monkeypatch: p
 def test_resume_detects_another_backbone(tmp_path: Path) -> None:
     """The weights in a file may have changed, with equal shapes."""
     state = build_simulation(features_config(tmp_path, BACKBONE))[0]._node_state()
-    path = tmp_path / "w.safetensors"
-    save_file({name: tensor + 1 for name, tensor in tiny_backbone((1,)).state_dict().items()}, path)
+    path = save_tiny_backbone(tmp_path / "w.safetensors", 1.0)
     changed, _ = build_simulation(features_config(tmp_path, BACKBONE, features={"weights": str(path)}))
     with pytest.raises(ModelError, match=r"^the backbone"):
         changed._prepare_nodes(state)
@@ -359,16 +394,16 @@ def test_resume_detects_another_backbone(tmp_path: Path) -> None:
 def test_run_that_is_stopped_before_its_first_checkpoint_keeps_its_backbone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, out = weights_file(tmp_path / "w.safetensors"), tmp_path / "run"
+    path, out = save_tiny_backbone(tmp_path / "w.safetensors"), tmp_path / "run"
     spec = features_config(tmp_path, BACKBONE, features={"weights": str(path)})
     with monkeypatch.context() as stopping:
         stopping.setattr(Simulation, "_train_locally", stop)
         with pytest.raises(KeyboardInterrupt):
             start(spec, out)
-    weights_file(path, 1.0)
+    save_tiny_backbone(path, 1.0)
     with pytest.raises(ModelError, match=r"^the backbone"):
         run.resume(out, progress=False)
-    weights_file(path)
+    save_tiny_backbone(path)
     resumed = run.resume(out, progress=False)
     assert resumed["accuracy"] == start(spec, tmp_path / "whole")["accuracy"]
 

@@ -114,6 +114,14 @@ def tiny_backbone(shape: tuple[int, ...]) -> torch.nn.Module:
     return TinyBackbone(shape[0])
 
 
+def save_tiny_backbone(path: Path, shift: float = 0.0) -> Path:
+    """Write the weights of :func:`tiny_backbone` for gray images, with ``shift`` added; return the path."""
+    from safetensors.torch import save_file
+
+    save_file({name: tensor + shift for name, tensor in TinyBackbone(1).state_dict().items()}, path)
+    return path
+
+
 def needs_large_images(shape: tuple[int, ...]) -> torch.nn.Module:
     """Return a backbone that fails for images below 5 x 5."""
     return torch.nn.Conv2d(shape[0], 3, 5)
@@ -133,6 +141,18 @@ def save_tiny_encoder(folder: Path) -> int:
     (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     return len(words)
+
+
+def save_tiny_vision_transformer(folder: Path) -> None:
+    """Write a Hugging Face model of color images of 8 x 8 pixels, with 16 features."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.ViTModel(config).save_pretrained(folder)
 
 
 class TinyEncoder(torch.nn.Module):

@@ -28,6 +28,7 @@ from safetensors.torch import load_file
 from fedstill.core import run_writer
 from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import FedstillError
+from fedstill.data import features
 from fedstill.federation import remote, transport
 from fedstill.federation.transport import LinkError
 from fedstill.node import initial_training, node_service, session
@@ -69,6 +70,16 @@ generator.width = 8
 """
 
 
+FEDKD = """
+[method]
+name = "fedkd"
+student.epochs = 1
+z_max = 10.0
+[public]
+name = "held-out"
+"""
+
+
 def small(method: str = FEDIOD, nodes: int = 3, **link: Any) -> RunSpec:
     """Return a run of a few small nodes on the digits, which takes seconds."""
     lines = [f"{key} = {json.dumps(value)}" for key, value in link.items()]
@@ -82,6 +93,7 @@ def be_node(folder: Path, delay: float) -> None:
     """Serve a node's folder; each reply is delayed by ``delay`` seconds."""
     session.SECONDS_BETWEEN_SAVES = 0.05
     initial_training.STEPS_PER_CHUNK = 5
+    features.CHUNK = 2
     _log(folder / LOG)
     node = node_service.NodeService(folder)
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
@@ -262,8 +274,12 @@ class Sites:
         ]
         return state
 
+    def feature_files(self, name: str) -> list[Path]:
+        """Return the files of a node's cache of features."""
+        return list((self.folder / "nodes" / name / "features").glob("*/*.safetensors"))
+
     def student(self) -> dict[str, torch.Tensor]:
-        return load_file(self.served / "student.safetensors")
+        return load_student(self.served)
 
 
 @contextlib.contextmanager
@@ -294,6 +310,12 @@ def audit_fields(line: Mapping[str, Any]) -> tuple[Any, ...]:
         sorted(line[part].items()) if isinstance(line[part], dict) else line[part]
         for part in ("number", "part", "query", "content_hash", "down", "up")
     )
+
+
+def load_student(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a run's student, of a head on features with the names of the head alone."""
+    tensors = load_file(folder / "student.safetensors")
+    return {name.removeprefix("head."): tensor for name, tensor in tensors.items()}
 
 
 def assert_same_metrics(
