@@ -640,7 +640,7 @@ def test_absent_seconds_are_not_link_costs(queried: tuple[str, ...]) -> None:
 # --- real nodes, one of them faulty ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fediod", "fedmd", "fedavg", "fedmd-cg"])
+@pytest.mark.parametrize("method", ["fediod", "fedmd", "fedavg", "fedmd-cg", "fens"])
 def test_methods_continue_without_late_node(method: str, tmp_path: Path) -> None:
     """It was unreachable when nodes released their data sizes, and returns later."""
     config = tiny(method, {"steps": 12, "rounds": 12}, quorum=0.6, wait=0.05)
