@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import signal
 import time
-from collections.abc import Mapping
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +31,9 @@ from fedstill.report import write_report
 from fedstill.report.comparison_page import write_comparison
 from fedstill.report.comparison_records import summarize
 from fedstill.runs import feature_space, run, spec
+from tests.support.comparison_files import QUICK, rows_without_seconds, run_rows
 from tests.support.models import save_tiny_weights, tiny_backbone
 from tests.support.processes import PATIENCE, Command
-
-QUICK: Mapping[str, Any] = {
-    "split.nodes": 2,
-    "data.train_limit": 200,
-    "nodes.local.epochs": 1.0,
-    "engine.threads": 1,
-    "evaluation.every": 1,
-}
 
 
 def run_comparison(plan: Comparison, out: Path, **how: Any) -> None:
@@ -54,14 +44,6 @@ def run_comparison(plan: Comparison, out: Path, **how: Any) -> None:
 
 def resume_comparison(out: Path, **how: Any) -> None:
     run_comparison(read_comparison_folder(out), out, command="", **how)
-
-
-def records(out: Path, name: str = "compare.csv") -> list[dict[str, str]]:
-    return list(csv.DictReader(StringIO((out / name).read_text(encoding="utf-8"))))
-
-
-def rows_without_seconds(out: Path) -> list[dict[str, str]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in records(out)]
 
 
 def quick_plan(**changes: Any) -> Comparison:
@@ -83,7 +65,7 @@ def test_checks_of_runs_compute_no_features(tmp_path: Path, monkeypatch: pytest.
         changes={**QUICK, **features, **public, "nodes.models": ["linear"], "student.model": "mlp:8"},
     )
     run_comparison(plan, tmp_path / "out", command="")
-    assert {row["method"]: row["status"] for row in records(tmp_path / "out")} == {
+    assert {row["method"]: row["status"] for row in run_rows(tmp_path / "out")} == {
         "standalone": "finished",
         "fedkd": "finished",
         "fedcgs": "refused",  # its student is linear
@@ -118,7 +100,7 @@ def test_data_sets_of_a_comparison_may_have_images_of_different_shapes(tmp_path:
     (tmp_path / "both.toml").write_text(tomli_w.dumps(table), encoding="utf-8")
     plan = read_comparison(tmp_path / "both.toml", changes={**QUICK, "nodes.models": ["linear"]})
     run_comparison(plan, tmp_path / "out", command="")
-    assert [row["status"] for row in records(tmp_path / "out")] == ["finished", "finished"]
+    assert [row["status"] for row in run_rows(tmp_path / "out")] == ["finished", "finished"]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +158,7 @@ def test_complete_comparison(
     assert len(reads) == 1  # data are loaded once for the check and both runs
     lines = [line.rpartition("  ")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
     assert lines == [["run 1 of 2", "standalone, seed 0"], ["run 2 of 2", "fedavg, seed 0"]]
-    rows = {row["method"]: row for row in records(out)}
+    rows = {row["method"]: row for row in run_rows(out)}
     for label in ("standalone", "fedavg"):
         folder = out / f"{label}-seed0"
         result = json.loads((folder / "result.json").read_text())
@@ -241,7 +223,7 @@ def test_resume_rejects_changed_data(tmp_path: Path) -> None:
         resume_comparison(out, quiet=True)
     np.savez(file, **made)
     resume_comparison(out, quiet=True)
-    assert {row["method"] for row in records(out)} == {"standalone", "fedavg"}
+    assert {row["method"] for row in run_rows(out)} == {"standalone", "fedavg"}
     np.savez(file, **{**made, "images": 1 - made["images"]})
     more = plan_comparison(["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)}, seeds=2)
     with pytest.raises(RunFolderError, match="other data"):  # for a new seed
@@ -308,7 +290,7 @@ def test_refused_runs_are_in_table_before_first_run(tmp_path: Path) -> None:
     models = {"nodes.models": ["small-cnn", "mlp"]}
     plan = plan_comparison(["fedavg", "standalone"], changes={**QUICK, **models})
     run_comparison(plan, out, command="", quiet=True)
-    refused, finished = records(out)
+    refused, finished = run_rows(out)
     assert (refused["method"], refused["status"], refused["accuracy"]) == ("fedavg", "refused", "")
     assert "node-1" in refused["reason"]
     assert "architecture" in refused["reason"]
@@ -335,7 +317,7 @@ def test_exit_code_reports_refused_methods(tmp_path: Path, capsys: pytest.Captur
     out, err = capsys.readouterr()
     assert "FedAvg: refused: " in " ".join(out.split())
     assert err == "fedstill: not all methods ran, the table says why: FedAvg\n"
-    assert records(tmp_path / "out")[1]["status"] == "finished"
+    assert run_rows(tmp_path / "out")[1]["status"] == "finished"
     assert exit_code(f"compare fedavg {words}2") == 2
     assert exit_code(f"compare standalone {words}3") == 0
 
@@ -372,7 +354,7 @@ def test_run_at_policy_limit_does_not_stop_others(tmp_path: Path) -> None:
     # The parameters of FedAvg exceed the limit, which is detected in the first round.
     plan = plan_comparison(["fedavg", "standalone"], changes={**QUICK, "nodes.policy.max_bytes": 1000})
     run_comparison(plan, tmp_path / "out", command="", quiet=True)
-    rows = {row["method"]: row for row in records(tmp_path / "out")}
+    rows = {row["method"]: row for row in run_rows(tmp_path / "out")}
     assert rows["fedavg"]["status"] == "stopped"
     assert "max_bytes" in rows["fedavg"]["reason"]
     assert rows["standalone"]["status"] == "finished"
@@ -434,7 +416,7 @@ def test_attacks_each_finished_run_once(
         ["attack 2 of 2", "fedavg, seed 0"],
     ]
     assert attacks.calls[1] == ("fedavg-seed0", f"fedstill attack {out / 'fedavg-seed0'}")
-    assert [row["membership_auc"] for row in records(out)] == ["60.0", "60.0"]
+    assert [row["membership_auc"] for row in run_rows(out)] == ["60.0", "60.0"]
     assert "One in &lt;three&gt; was found." in (out / "compare.html").read_text(encoding="utf-8")
     # Attacks are not repeated unless their options change.
     run_comparison(plan, out, command="again", quiet=True)
@@ -452,7 +434,7 @@ def test_finished_comparison_can_be_attacked_later(tmp_path: Path, attacks: Fake
     plan = plan_comparison(["standalone"], changes=QUICK)
     run_comparison(plan, out, command="one", quiet=True)
     assert attacks.calls == []
-    assert "membership_auc" not in records(out)[0]
+    assert "membership_auc" not in run_rows(out)[0]
     assert not (out / "not_attacked.json").exists()
     before = (out / "standalone-seed0" / "result.json").read_bytes()
     attacked = plan_comparison(["standalone"], changes=QUICK, leakage=True)
@@ -480,7 +462,7 @@ def test_failed_attack_is_reported_and_does_not_stop_others(
     run_comparison(plan, out, command="x")
     assert "not attacked: the run is not repeated here\n" in capsys.readouterr().err
     assert comparison_runner.read_not_attacked(out) == {"standalone-seed0": "the run is not repeated here"}
-    rows = {row["method"]: row for row in records(out)}
+    rows = {row["method"]: row for row in run_rows(out)}
     assert {label: row["status"] for label, row in rows.items()} == dict.fromkeys(plan.methods, "finished")
     assert (rows["standalone"]["membership_auc"], rows["fedavg"]["membership_auc"]) == ("", "60.0")
     message = "Standalone, seed 0: not attacked: the run is not repeated here."
@@ -539,7 +521,7 @@ def test_resumed_comparison_reaches_equal_metrics(tmp_path: Path) -> None:
 
     assert (out / "standalone-seed0" / "result.json").read_bytes() == finished
     assert rows_without_seconds(out) == rows_without_seconds(tmp_path / "whole" / "out")
-    assert [row["status"] for row in records(out)] == ["finished"] * 4
+    assert [row["status"] for row in run_rows(out)] == ["finished"] * 4
     assert not list(out.rglob("state.safetensors"))
 
 
@@ -553,4 +535,4 @@ def test_kill_during_first_write_loses_nothing(tmp_path: Path) -> None:
     plan = quick_plan()
     (out / "compare.toml").write_text(f"# Made by: x\n\n{plan.to_toml()}")
     run_comparison(plan, out, command="", quiet=True)
-    assert [row["status"] for row in records(out)] == ["finished", "finished"]
+    assert [row["status"] for row in run_rows(out)] == ["finished", "finished"]

@@ -26,7 +26,7 @@ from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.run_writer import lock_folder, read_object
 from fedstill.report import write_report
 from fedstill.report.comparison_page import write_comparison
-from tests.compare.test_comparison_runner import QUICK, records, rows_without_seconds
+from tests.support.comparison_files import QUICK, rows_without_seconds, run_rows
 from tests.support.errors import raises_invalid
 from tests.support.processes import PATIENCE
 
@@ -83,7 +83,7 @@ def test_runs_at_once_have_equal_results(tmp_path: Path, capsys: pytest.CaptureF
     assert sum("left" in line for line in lines) >= 3  # an estimate from the first finished run on
     run_at_once(plan, tmp_path / "one", jobs=1)
     assert rows_without_seconds(tmp_path / "two") == rows_without_seconds(tmp_path / "one")
-    assert {row["method"]: row["status"] for row in records(tmp_path / "two")}["fedavg"] == "refused"
+    assert {row["method"]: row["status"] for row in run_rows(tmp_path / "two")}["fedavg"] == "refused"
     assert not (tmp_path / "two" / comparison_runner.TRAINED_FOLDER).exists()
 
 
@@ -103,7 +103,7 @@ def test_worker_that_dies_loses_its_run_only(tmp_path: Path) -> None:
     killer.start()
     run_at_once(plan, folder, devices=["cpu"], jobs=2)
     killer.join()
-    lost = [row["seed"] for row in records(folder) if row["status"] != "finished"]
+    lost = [row["seed"] for row in run_rows(folder) if row["status"] != "finished"]
     assert len(lost) == 1
     reason = read_object(folder / comparison_runner.NOT_RUN_FILE)[f"standalone-seed{lost[0]}"]
     assert "SIGKILL" in reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,15 @@ from fedstill.runs.spec import PaperMetric
 FEDAVG = [(80.0, 70.0, 1000, 500), (84.0, 72.0, 1000, 500), (88.0, 74.0, 4000, 500)]
 FEDIOD = [(87.0, 60.0, 30_000, 10_000), (91.0, 60.0, 30_000, 10_000), (95.0, 60.0, 30_000, 10_000)]
 ALONE = [(60.0, 60.0, 0, 0), (61.0, 61.0, 0, 0), (65.0, 65.0, 0, 0)]
+
+
+QUICK: Mapping[str, Any] = {
+    "split.nodes": 2,
+    "data.train_limit": 200,
+    "nodes.local.epochs": 1.0,
+    "engine.threads": 1,
+    "evaluation.every": 1,
+}
 
 
 def a_result(accuracy: float, local: float, up: int, down: int, rounds: int) -> dict[str, Any]:
@@ -99,3 +109,11 @@ def printed(summary: ComparisonSummary, width: int) -> str:
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
     return text
+
+
+def run_rows(out: Path, name: str = "compare.csv") -> list[dict[str, str]]:
+    return list(csv.DictReader(StringIO((out / name).read_text(encoding="utf-8"))))
+
+
+def rows_without_seconds(out: Path) -> list[dict[str, str]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in run_rows(out)]
