@@ -521,12 +521,12 @@ def test_comparison_notes_that_data_of_preset_are_not_used(
 @pytest.mark.usefixtures("here")
 def test_compare_passes_options_to_runner(command: Main, comparisons: Comparisons) -> None:
     words = "compare fedavg mine.toml --seeds 2 --base mine.toml --data mnist --split.alpha 0.3 --out there"
-    words += " --only fedavg"
+    words += " --only fedavg --devices cuda:0,cuda:1"
     assert command(*words.split()) == (0, "table of there\n", "")
     [(comparison, out, how)] = comparisons.calls
     assert (list(comparison.methods), comparison.seeds, out) == (["fedavg", "mine"], (0, 1), Path("there"))
     wanted = {"command": f"fedstill {words}", "report": report.write_report, "quiet": False, "bars": True}
-    assert how == {**wanted, "only": ["fedavg"]}
+    assert how == {**wanted, "only": ["fedavg"], "jobs": 2, "devices": ["cuda:0", "cuda:1"]}
     ours = comparison.run_config(comparison.planned_runs()[1])
     assert (ours.method.tau, ours.split.nodes, ours.split.alpha, ours.data.registered_name) == (
         2.0,
