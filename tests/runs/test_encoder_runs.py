@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import fedstill
-from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.errors import ArgumentError, ModelError, NodeFault
 from fedstill.models.module_utils import to_vector
 from fedstill.models.pretrained_unet import PretrainedUNet
+from fedstill.node import owner_folder
 from fedstill.runs import run
 from fedstill.runs.simulation import build_simulation
 from fedstill.runs.spec import RunSpec, from_dict
@@ -154,6 +155,26 @@ def test_remote_run_equals_simulation(method: str, tmp_path: Path) -> None:
     result = live.run()
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert result["dice"] == metrics["dice"]
+
+
+def test_server_and_nodes_resume_with_the_same_pretrained_weights(tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.safetensors" for name in ("student", "perceptual")}
+    for file in files.values():
+        save_tiny_weights(file)
+    config = config_of("fediod-maps", tmp_path, perceptual=TINY, perceptual_weights=str(files["perceptual"]))
+    config = replace(config, student=replace(config.student, encoder_weights=str(files["student"])))
+    away = Away(config, tmp_path)
+    away.live().run()
+    away.live().run()
+    save_tiny_weights(files["student"], seed=4)
+    with pytest.raises(ModelError, match=r"^student"):
+        away.live().run()
+    save_tiny_weights(files["student"])
+    for node in away.hosts:
+        perceptual = owner_folder.read_node_file(tmp_path / "nodes" / node).model.perceptual_weights
+        save_tiny_weights(tmp_path / "nodes" / node / perceptual, seed=4)
+    with pytest.raises(NodeFault, match="another setup"):
+        away.live().run()
 
 
 def test_stacked_nodes_are_computed_as_single_ones(tmp_path: Path) -> None:
