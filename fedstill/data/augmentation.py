@@ -20,6 +20,23 @@ def sample_augmentation(count: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(2**31, (NUMBERS_PER_IMAGE, count), generator=generator)
 
 
+def require_augmentable(task: Task, shape: tuple[int, ...], mode: str, name: str) -> None:
+    """Refuse an augmentation that does not suit the inputs.
+
+    Args:
+        shape: shape of an input.
+        mode: see :func:`augment_examples`; none is always allowed.
+        name: the option, for the error.
+
+    Raises:
+        ArgumentError: inputs are texts or table rows, or images that are not square are to be rotated.
+    """
+    if mode != "none" and task.form != "images":
+        raise ArgumentError(name, mode, f"none, as {task.form} cannot be augmented")
+    if mode == "turn" and shape[-2] != shape[-1]:
+        raise ArgumentError(name, mode, f"shift-flip or less, as images are {shape[-2]} x {shape[-1]}")
+
+
 def augment_examples(
     task: Task, inputs: torch.Tensor, targets: torch.Tensor, numbers: torch.Tensor, mode: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,13 +48,7 @@ def augment_examples(
     Args:
         mode: shift; shift-flip: mirrored too; turn: rotated by quarters too.
 
-    Raises:
-        ArgumentError: inputs are texts or table rows, or images that are not square are to be rotated.
     """
-    if task.form != "images":
-        raise ArgumentError("local.augment", mode, f"none, as {task.form} cannot be augmented")
-    if mode == "turn" and inputs.shape[-1] != inputs.shape[-2]:
-        raise ArgumentError("local.augment", mode, "shift-flip or less, as images are not square")
 
     def transform(images: torch.Tensor) -> torch.Tensor:
         images = apply_shift(images, numbers, flip=mode != "shift")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from fedstill.core.compute import copy_to_device
-from fedstill.data.augmentation import flip_and_rotate, random_shift
+from fedstill.data.augmentation import flip_and_rotate, random_shift, require_augmentable
 from fedstill.methods import ArgumentError, torch_generator
 from fedstill.tasks import Task
 
@@ -30,12 +30,9 @@ class Replay:
 
     def __init__(self, size: int, augment: Augment, task: Task, shape: tuple[int, ...], seed: int) -> None:
         name = "method.student.augment"
-        if augment != "none" and task.form != "images":
-            raise ArgumentError(name, augment, f"none, as {task.form} have no direction to be moved in")
+        require_augmentable(task, shape, augment, name)
         if augment != "none" and task.kind == "image":
             raise ArgumentError(name, augment, "none, as an image that is moved was never measured")
-        if augment == "turn" and shape[-2] != shape[-1]:
-            raise ArgumentError(name, augment, f"not turn, as images are {shape[-2]} x {shape[-1]}")
         self.size, self.augment, self.seed = size, augment, seed
         self.added = 0
         self._x = self._z = torch.zeros(0)

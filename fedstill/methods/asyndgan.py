@@ -18,7 +18,7 @@ import torch
 from annotated_types import Interval
 
 from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveInt
-from fedstill.data.augmentation import augment_examples, sample_augmentation
+from fedstill.data.augmentation import augment_examples, require_augmentable, sample_augmentation
 from fedstill.methods import (
     Method,
     Needs,
@@ -154,6 +154,7 @@ class AsynDGAN(Method):
     # --- at the server ----------------------------------------------------------------------------------
 
     def init_state(self, server: Server) -> AsynDGANState:
+        require_augmentable(server.task, server.shape, self.student.augment, "method.student.augment")
         s_adam = make_student_optimizer(server.student, self.student.lr)
         return AsynDGANState(GeneratorTraining(self.generator, server), s_adam)
 

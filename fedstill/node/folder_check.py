@@ -26,6 +26,7 @@ from fedstill.core.registry import Registry, searching_in
 from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
 from fedstill.core.table_schema import NO_SCHEMA, TableSchema
 from fedstill.data import node_data
+from fedstill.data.augmentation import require_augmentable
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.stratified_sampling import largest_group_size
@@ -41,18 +42,19 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.feature_plan import FeaturePlan
 from fedstill.protocol.method import METHODS
-from fedstill.tasks import TASKS, TaskConfig
+from fedstill.tasks import TASKS, Task, TaskConfig
 
 T = TypeVar("T")
 
 
-def require_valid(file: NodeFile, data: TensorData, model: nn.Module) -> None:
-    """Refuse to serve with a policy or protection that `fedstill node check` calls a fault, naming all
-    faults.
+def require_valid(file: NodeFile, data: TensorData, model: nn.Module, task: Task) -> None:
+    """Refuse to serve with an augmentation, a policy or protection that `fedstill node check` calls a fault,
+    naming all faults of the policy and protection.
 
     A budget without a mechanism is not refused here: the gate then refuses each query that releases
     anything.
     """
+    require_augmentable(task, tuple(data.inputs.shape[1:]), file.local.augment, "local.augment")
     faults = policy_faults(file.policy)
     if file.privacy.protects:
         faults += privacy_faults(file.privacy, data, model, file.data)
@@ -152,6 +154,8 @@ def _check_folder(folder: Path, spec: DataSpec | None, task: TaskConfig | None, 
             model_spec = None if features is None else require_spec.on_features(features.model_width)
         if model_spec is not None:
             model = attempt("model", lambda: make_model(file, folder, model_spec))
+            run_task, shape, mode = model_spec.make_task(), model_spec.shape, file.local.augment
+            attempt("local", lambda: require_augmentable(run_task, shape, mode, "local.augment"))
         attempt("model", lambda: load_perceptual(file, folder, require_spec))
     compute = attempt("compute", lambda: make_compute(file))
     if "policy" not in invalid:

@@ -134,7 +134,7 @@ class Session:
             if backbone is not None:
                 data = compute_own_features(data, backbone, file, folder, public, compute)
             model = model_setup.make_model(file, folder, spec, self._max_memory)
-            folder_check.require_valid(file, data, model)
+            folder_check.require_valid(file, data, model, self.task)
             public_count = 0 if public is None else len(public)
             limits.check_run(model, spec, len(data), file.local.batch, public_count, self._max_memory)
             secret = owner_folder.read_secret(folder)

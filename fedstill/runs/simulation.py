@@ -20,6 +20,7 @@ from fedstill.core.errors import ArgumentError, DataError, MethodRefused, RunFol
 from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import RunWriter
 from fedstill.core.seeds import derive, seeded
+from fedstill.data.augmentation import require_augmentable
 from fedstill.data.loading import load
 from fedstill.federation.inprocess import InProcess
 from fedstill.federation.secure_aggregation import SecureAggregation
@@ -106,6 +107,7 @@ class Simulation(MeasuredSimulation):
             {node.name: kind_of(node.model) == student for node in self.nodes},
         )
         networks = {f"model of {node.name}": node.model for node in self.nodes}
+        require_augmentable(self.task, self.shape, setting.spec.nodes.local.augment, "nodes.local.augment")
         check_batch_size_for_batch_norm(setting, {"student": self.student, **networks})
         learning = networks if self.method.trains_models else {}
         central = (

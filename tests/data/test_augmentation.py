@@ -13,6 +13,7 @@ from fedstill.data.augmentation import (
     augment_examples,
     flip_and_rotate,
     random_shift,
+    require_augmentable,
     sample_augmentation,
 )
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
@@ -67,17 +68,12 @@ def test_class_labels_are_unchanged() -> None:
 
 
 def test_rejects_texts_and_rotation_of_oblong_images() -> None:
-    tokens = torch.ones(2, 8, dtype=torch.int64)
     with raises_invalid("local.augment", "shift", "texts"):
-        augment_examples(TextConfig().make(2), tokens, torch.zeros(2).long(), random_numbers(2), "shift")
-    with raises_invalid("local.augment", "turn", "square"):
-        augment_examples(
-            ClassificationConfig().make(2),
-            torch.zeros(2, 1, 8, 12),
-            torch.zeros(2).long(),
-            random_numbers(2),
-            "turn",
-        )
+        require_augmentable(TextConfig().make(2), (8,), "shift", "local.augment")
+    with raises_invalid("local.augment", "turn", "shift-flip or less", "8 x 12"):
+        require_augmentable(ClassificationConfig().make(2), (1, 8, 12), "turn", "local.augment")
+    require_augmentable(ClassificationConfig().make(2), (1, 8, 12), "shift-flip", "local.augment")
+    require_augmentable(TextConfig().make(2), (8,), "none", "local.augment")
 
 
 def test_random_shift_equals_apply_shift_with_the_same_numbers() -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,12 @@ from fedstill.federation.signed_files import load_or_create_key
 from fedstill.node import owner_folder
 from fedstill.node.folder_check import readable_files_warning
 from fedstill.node.node_service import NodeService
+from fedstill.protocol.run_plan import RunPlan
 from fedstill.runs.offline import build_offline_queries
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.spec import read_toml
 from tests.support.links import Loopback
+from tests.support.node_services import FEDIOD, NODE, SPEC, Clinic
 from tests.support.processes import FORKING
 
 RUN = """
@@ -129,6 +132,23 @@ def checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     with pytest.raises(SystemExit):
         main(["node", "check", str(folder)])
     return capsys.readouterr().out.splitlines()
+
+
+def test_augmentation_that_does_not_suit_the_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The check says so, and a run does not begin."""
+    shape = (1, 8, 12)
+    clinic = Clinic(tmp_path / "clinic", plan=RunPlan("one", FEDIOD, replace(SPEC, shape=shape)))
+    images = np.full((40, *shape), 0.25, dtype=np.float32)
+    np.savez(clinic.folder / "data.npz", images=images, labels=np.arange(40) % 10)
+    (clinic.folder / "node.toml").write_text(NODE.replace("batch = 8", 'batch = 8\naugment = "turn"'))
+    with pytest.raises(SystemExit):
+        main(["node", "check", str(clinic.folder)])
+    assert "invalid local.augment = 'turn' (expected shift-flip or less" in capsys.readouterr().err
+    clinic.again()
+    assert clinic.say("join", plan=clinic.plan.to_dict())["kind"] == "NodeDataError"
+    assert "local.augment" in caplog.text
 
 
 @pytest.mark.parametrize(

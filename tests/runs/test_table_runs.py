@@ -117,7 +117,7 @@ def test_dp_sgd_trains_tables_and_critics(tmp_path: Path) -> None:
         ((), "asyndgan", "mlp", "it needs images"),
         (("--method.predictions", "2"), "fedkd", "mlp", "rows of a table are never shifted"),
         (("--nodes.local.augment", "shift"), "fedavg", "mlp", "rows cannot be augmented"),
-        (("--method.student.augment", "shift"), "fediod", "mlp", "rows have no direction"),
+        (("--method.student.augment", "shift"), "fediod", "mlp", "rows cannot be augmented"),
         (("--task.name", "classification"), "fedavg", "mlp", "data.name"),
     ],
 )
