@@ -437,7 +437,7 @@ def compare_methods(
     base: str | Path | None = None,
     seeds: int | None = None,
     leakage: bool = False,
-    jobs: int = 1,
+    jobs: int | None = None,
     devices: Sequence[str] = (),
     progress: bool = False,
 ) -> Compared:
@@ -453,7 +453,8 @@ def compare_methods(
             the digits.
         seeds: number of seeds, 1 or more. Default: None, the comparison's file or 1.
         leakage: also attack each run. Default: False.
-        jobs: number of runs at once, 1 or more. With more than one, each has its own process. Default: 1.
+        jobs: number of runs at once, 1 or more. With more than one, each has its own process. Default: None,
+            one, or one for each device.
         devices: GPUs of these processes in turn, such as ``["cuda:0", "cuda:1"]``. Default: all processes see
             all GPUs.
         progress: show progress on standard error. Default: False.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Parameter
 
@@ -35,13 +35,6 @@ if TYPE_CHECKING:
 
 
 FROM_INPUT = "stdin"  # numbers of runs are read from standard input
-
-
-class ParallelOptions(TypedDict):
-    """Processes of a comparison."""
-
-    jobs: int
-    devices: list[str]
 
 
 def compare(
@@ -87,6 +80,7 @@ def compare(
         out: folder of the results (default: runs/compare, or runs/NAME for NAME.toml)
         resume: folder of a stopped comparison to resume
     """
+    _require_one_mode(list=list_runs, merge=merge, only_run=only_run, jobs=jobs or devices)
     if resume is None:
         planned = plan_comparison(
             names, call, seeds=seeds, base=base, data=data, leakage=leakage, quiet=quiet
@@ -100,6 +94,9 @@ def compare(
     from fedstill.compare.comparison import read_comparison_folder
     from fedstill.report import write_report
 
+    if only_run == FROM_INPUT and resume is not None:  # a worker of --jobs
+        with resumable(resume, "compare"):
+            return comparison_runner.serve_numbered_runs(resume, write_report)
     if list_runs:
         folder = resume or out
         return _list_runs(planned or read_comparison_folder(resume or Path()), folder, as_json)
@@ -109,8 +106,6 @@ def compare(
         comparison_runner.merge_comparisons(plan, folder, [*map(Path, merge)], command=call.command)
         return (_print_json if as_json else _show_comparison)(folder, only)
     with resumable(folder, "compare"):
-        if only_run == FROM_INPUT:  # a worker of --jobs
-            return comparison_runner.serve_numbered_runs(folder, write_report)
         if only_run is not None:
             number = read_words(int, [only_run], "--only-run")
             outcome = comparison_runner.run_one(
@@ -125,17 +120,28 @@ def compare(
             command=call.command,
             report=write_report,
             only=list(only),
-            **parallel_options(jobs, devices),
+            jobs=jobs,
+            devices=device_names(devices),
             quiet=quiet,
             bars=not quiet,
         )
     return (_print_json if as_json else _show_comparison)(folder, only)
 
 
-def parallel_options(jobs: int | None, devices: Sequence[str]) -> ParallelOptions:
-    """Return the number of processes and their devices, which may be separated by commas."""
-    names = [name for word in devices for name in word.split(",") if name]
-    return {"jobs": jobs or max(len(names), 1), "devices": names}
+def device_names(words: Sequence[str]) -> list[str]:
+    """Return names of devices, which may be separated by commas.
+
+    >>> device_names(["cuda:0,cuda:1", "cuda:2"])
+    ['cuda:0', 'cuda:1', 'cuda:2']
+    """
+    return [name for word in words for name in word.split(",") if name]
+
+
+def _require_one_mode(**modes: object) -> None:
+    """Refuse options of which one would have no effect."""
+    given = [f"--{name.replace('_', '-')}" for name, value in modes.items() if value]
+    if len(given) > 1:
+        raise ArgumentError(given[1], "given", f"none with {given[0]}")
 
 
 def _list_runs(comparison: Comparison, folder: Path | None, as_json: bool) -> None:

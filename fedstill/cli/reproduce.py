@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet, split_options
-from fedstill.cli.compare import ParallelOptions, changes_of, parallel_options, shared_options
+from fedstill.cli.compare import changes_of, device_names, shared_options
 from fedstill.cli.console import leave, print_json, print_list
 from fedstill.cli.run import resumable
 from fedstill.core.errors import ArgumentError, UnknownName
@@ -79,8 +79,9 @@ def reproduce(
     if plan:
         return print(_plan(entry, scale, seeds, changes), end="")
     before = _existing_record(entry, scale, seeds) if only and record else None
-    parallel = parallel_options(jobs, devices)
-    measured = _run_missing_and_read_metrics(entry, scale, seeds, only, parallel, changes, out, call, quiet)
+    measured = _run_missing_and_read_metrics(
+        entry, scale, seeds, only, jobs, device_names(devices), changes, out, call, quiet
+    )
     if only and record:
         asked = entry.comparison(scale).planned_runs(only)
         rows = {(place.setting, place.label) for place in asked}
@@ -196,7 +197,8 @@ def _run_missing_and_read_metrics(
     scale: str,
     seeds: int | None,
     only: Sequence[str],
-    parallel: ParallelOptions,
+    jobs: int | None,
+    devices: Sequence[str],
     changes: dict[str, Any],
     folder: Path,
     call: Call,
@@ -214,7 +216,8 @@ def _run_missing_and_read_metrics(
             folder,
             seeds=seeds,
             only=list(only),
-            **parallel,
+            jobs=jobs,
+            devices=devices,
             changes=changes,
             command=call.command,
             report=write_report,

@@ -91,7 +91,7 @@ def compare(
     command: str,
     report: Callable[[Path], object],
     only: Collection[str] = (),
-    jobs: int = 1,
+    jobs: int | None = None,
     devices: Sequence[str] = (),
     quiet: bool = False,
     bars: bool = False,
@@ -105,7 +105,8 @@ def compare(
         command: the command that repeats it, for the report.
         report: writes the report of a run's folder, as far as the run is.
         only: methods and settings to run now (:meth:`.Comparison.planned_runs`). The others can run later.
-        jobs: number of runs at once. With more than one, each has a process of its own.
+        jobs: number of runs at once. With more than one, each has a process of its own. None: one, or one for
+            each device.
         devices: GPUs of the processes, such as ``cuda:0``, in turn (:func:`.run_in_workers`). Empty: each
             process sees all GPUs.
         quiet: print nothing about runs on standard error.
@@ -117,6 +118,7 @@ def compare(
         UnknownName: ``only`` has a name that is not in the comparison.
         FedstillError: no method can run. Then no folder is created.
     """
+    jobs = max(len(devices), 1) if jobs is None else jobs
     _check_processes(comparison, jobs, devices)
     old_plan = _check_folder(out, comparison)
     if old_plan is not None and comparison.leakage is None:
@@ -516,7 +518,7 @@ def _check_runs(
     fingerprints, seen = dict(_read_string_mapping(out / FINGERPRINTS_FILE)), set[str]()
     unfinished = [planned for planned in all_runs if not (out / planned.folder / "result.json").exists()]
     first_seeds = {(planned.setting, planned.label): planned for planned in reversed(unfinished)}
-    checked = [planned for planned in unfinished if planned in first_seeds.values()]
+    checked = list(reversed(first_seeds.values()))
     for module, (file, code) in _user_modules(comparison, all_runs).items():
         if fingerprints.setdefault(module, code) != code:
             changed = f"{out} began with another version of {file}"

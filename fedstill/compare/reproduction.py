@@ -429,7 +429,7 @@ def run_reproduction(
     *,
     seeds: int | None,
     only: Sequence[str] = (),
-    jobs: int = 1,
+    jobs: int | None = None,
     devices: Sequence[str] = (),
     changes: Mapping[str, Any],
     command: str,
@@ -457,11 +457,13 @@ def run_reproduction(
 
     Raises:
         RunFolderError: the folder holds other results.
-        ArgumentError: ``only`` is given, but a program computes the metrics.
+        ArgumentError: ``only`` or several processes are asked for, but a program computes the metrics.
         FedstillError: something cannot run.
     """
     if only and entry.about.program:
         raise ArgumentError("--only", " ".join(only), f"none: a program computes {entry.name}")
+    if (jobs or devices) and not entry.reproduction_with_runs.is_comparison:
+        raise ArgumentError("--jobs", jobs or len(devices), f"none: a program computes {entry.name}")
     source, about, run_seeds = entry.reproduction_with_runs, entry.about, entry.seeds(scale, seeds)
     root = changes.get("data.root", "")
     runs, rows, seconds = folder / source.scaled_name(scale), list[ReproducedMetric](), 0.0

@@ -78,7 +78,8 @@ class FeatureMaps(nn.Module):
         if channels and raw.shape[0] not in (1, channels):
             found = f"images of {raw.shape[0]} channels"
             raise ModelError(f"backbone {backbone} for {found} (expected 1 or {channels}, as it takes)")
-        self.backbone, self.network, self._digest = backbone, network, ""  # private: of no architecture
+        self.backbone, self.network = backbone, network
+        self._digest = ""  # private, as public attributes count as architecture
         self.conversion = PixelConversion(raw, channels or raw.shape[0], 0, mean, std)
         self.network.eval()
         self.scales = find_scales(network, self.conversion.channels, raw.shape[1:], backbone)

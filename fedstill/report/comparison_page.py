@@ -131,7 +131,6 @@ def _setting_variables(summary: ComparisonSummary, setting: ComparedSetting) -> 
         figures.scatter_points(setting),
         figures.learning_curves(setting),
     )
-    decompositions = setting.decompositions()
     return {
         "name": setting.name,
         "context": setting.context,
@@ -145,9 +144,10 @@ def _setting_variables(summary: ComparisonSummary, setting: ComparedSetting) -> 
         ),
         "drawn": [entry for entry in setting.entries if entry.spread(entry.metric) is not None],
         "decomposition": _decomposition(setting),
-        "decomposition_plot": decompositions
+        "decomposition_plot": setting.decompositions
         and figures.responsive_svg(
-            partial(figures.plot_decompositions, decompositions, title), f"decomposition {setting.name}"
+            partial(figures.plot_decompositions, setting.decompositions, title),
+            f"decomposition {setting.name}",
         ),
         "attacks": [results for entry in setting.entries if (results := _attack_results(entry))],
         "best_models": sorted(
@@ -163,7 +163,7 @@ def _decomposition(setting: ComparedSetting) -> Table | None:
         return None
     rows = [
         replace(row, name=number_badge(part.entry.number) + Markup(" {}").format(row.name))
-        for part, row in zip(setting.decompositions(), table.rows, strict=True)
+        for part, row in zip(setting.decompositions, table.rows, strict=True)
     ]
     columns = [replace(column, header=column.header.capitalize()) for column in table.columns]
     return replace(table, row_header="Method", columns=columns, rows=rows)

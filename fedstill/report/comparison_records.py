@@ -423,8 +423,9 @@ class ComparedSetting:
             if (value := run.value(metric.key)) is not None
         }
 
+    @cached_property
     def decompositions(self) -> list[Decomposition]:
-        """Return the parts of the main metric of each method with a student and an ensemble of teachers."""
+        """Parts of the main metric of each method with a student and an ensemble of teachers."""
         key = self.metric.key
         found = []
         for entry in self.entries:

@@ -137,9 +137,15 @@ def full_table(summary: ComparisonSummary, setting: ComparedSetting) -> Table:
     return setting_table(setting, [*columns, *leakage_columns(summary), *paper_columns(summary)])
 
 
+DECOMPOSITION_NOTE = (
+    "Teachers: mean of the nodes' own models. Ensembling: ensemble minus teachers. Distilling: student minus "
+    "ensemble. Both: mean ± half width of the 95% CI over seeds."
+)
+
+
 def decomposition_table(setting: ComparedSetting) -> Table | None:
     """Return each student's metric next to its teachers' and their ensemble's; None without such methods."""
-    parts, digits = setting.decompositions(), setting.metric.digits
+    parts, digits = setting.decompositions, setting.metric.digits
     if not parts:
         return None
     rows = [
@@ -250,10 +256,6 @@ def leakage_notes(columns: Sequence[ComparisonColumn]) -> tuple[str, str]:
 # --- CSV ------------------------------------------------------------------------------------------------
 
 
-DECOMPOSITION_NOTE = (
-    "Teachers: mean of the nodes' own models. Ensembling: ensemble minus teachers. Distilling: student minus "
-    "ensemble. Both: mean ± half width of the 95% CI over seeds."
-)
 REFERENCES = ("standalone", "ensemble", "centralized")
 MODELS = ("", "local", *REFERENCES)
 PAIR_COLUMNS = (

@@ -526,7 +526,7 @@ def test_compare_passes_options_to_runner(command: Main, comparisons: Comparison
     [(comparison, out, how)] = comparisons.calls
     assert (list(comparison.methods), comparison.seeds, out) == (["fedavg", "mine"], (0, 1), Path("there"))
     wanted = {"command": f"fedstill {words}", "report": report.write_report, "quiet": False, "bars": True}
-    assert how == {**wanted, "only": ["fedavg"], "jobs": 2, "devices": ["cuda:0", "cuda:1"]}
+    assert how == {**wanted, "only": ["fedavg"], "jobs": None, "devices": ["cuda:0", "cuda:1"]}
     ours = comparison.run_config(comparison.planned_runs()[1])
     assert (ours.method.tau, ours.split.nodes, ours.split.alpha, ours.data.registered_name) == (
         2.0,

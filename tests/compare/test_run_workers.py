@@ -63,9 +63,26 @@ def worker_of(folder: Path) -> int | None:
     return int(found[0]) if found else None
 
 
-def test_runs_at_once_have_equal_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Trained models are shared by the methods of a seed, an attack follows each run, and one method is
-    refused."""
+LOUD = """
+from dataclasses import dataclass
+from fedstill.methods.standalone import Standalone
+print("imported")
+
+@dataclass(frozen=True, kw_only=True)
+class Loud(Standalone):
+    def queries(self, setting):
+        print({"run": 1})
+        return super().queries(setting)
+"""
+
+
+def test_runs_at_once_have_equal_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained models are shared by the methods of a seed, an attack follows each run, one method is refused,
+    and another one prints."""
+    (tmp_path / "loud_lab.py").write_text(LOUD)
+    monkeypatch.syspath_prepend(tmp_path)
     options = {"fedkd": {"levels": 7}}
     changes = {
         **QUICK,
@@ -73,7 +90,7 @@ def test_runs_at_once_have_equal_results(tmp_path: Path, capsys: pytest.CaptureF
         "student.model": "mlp:8",
         "public.name": "held-out",
     }
-    plan = plan_comparison(["standalone", "fedkd", "fedavg"], seeds=2, changes=changes, options=options)
+    plan = plan_comparison(["loud_lab:Loud", "fedkd", "fedavg"], seeds=2, changes=changes, options=options)
     plan = dataclasses.replace(plan, leakage=LeakageConfig((ATTACKS["counts"](),)).to_table())
     run_at_once(plan, tmp_path / "two", devices=["cpu", "cpu"])
     lines = capsys.readouterr().err.splitlines()
@@ -85,6 +102,23 @@ def test_runs_at_once_have_equal_results(tmp_path: Path, capsys: pytest.CaptureF
     assert rows_without_seconds(tmp_path / "two") == rows_without_seconds(tmp_path / "one")
     assert {row["method"]: row["status"] for row in run_rows(tmp_path / "two")}["fedavg"] == "refused"
     assert not (tmp_path / "two" / comparison_runner.TRAINED_FOLDER).exists()
+
+
+def test_workers_that_never_start_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both runs get the reason, after a few new processes."""
+    starts, popen = [], subprocess.Popen
+    monkeypatch.setattr(
+        run_workers.subprocess, "Popen", lambda *given, **how: starts.append(1) or popen(*given, **how)
+    )
+    monkeypatch.setattr(run_workers.sys, "executable", "false")
+    plan = plan_comparison(["standalone"], seeds=2, changes=QUICK)
+    comparison_runner.compare(
+        plan, tmp_path / "out", command="", report=write_report, jobs=1, devices=["cpu"]
+    )
+    reasons = comparison_runner.read_not_run(tmp_path / "out")
+    assert list(reasons) == ["standalone-seed0", "standalone-seed1"]
+    assert all("exit code 1" in reason for reason in reasons.values())
+    assert len(starts) == 2 + run_workers.MAX_FAILED_STARTS
 
 
 def test_worker_that_dies_loses_its_run_only(tmp_path: Path) -> None:
@@ -214,6 +248,16 @@ def test_wrong_numbers_of_processes_and_unused_devices_are_refused(tmp_path: Pat
         with raises_invalid(name):
             comparison_runner.compare(plan, tmp_path / "out", command="", report=write_report, **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_options_of_which_one_would_have_no_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (("--list", "--jobs", "2"), ("--merge", "x", "--only-run", "1")):
+        assert exit_code("compare", "standalone", "--out", str(tmp_path / "out"), *words) == 2
+        assert f"none with {words[0]}" in capsys.readouterr().err
+    assert exit_code("reproduce", "fediod-fig4", "--jobs", "2", "--out", str(tmp_path / "out")) == 2
+    assert "a program computes fediod-fig4" in capsys.readouterr().err
 
 
 def test_number_of_a_run_outside_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

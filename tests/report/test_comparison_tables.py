@@ -55,7 +55,7 @@ def test_spread_is_mean_and_sample_deviation() -> None:
 def test_decomposition_from_teachers_to_student(folder: Path) -> None:
     """Teachers have 60.5 and the ensemble 95 for each seed; students 87, 91 and 95. t(0.975, 2) is 4.303."""
     summary = summarize(folder, compare.read_comparison_folder(folder))
-    parts = {part.entry.label: part for part in summary.settings[0].decompositions()}
+    parts = {part.entry.label: part for part in summary.settings[0].decompositions}
     assert "standalone" not in parts  # it has no student
     part = parts["fediod"]
     assert (part.teachers.mean, part.ensemble.mean, part.student) == (60.5, 95.0, Spread(91.0, 4.0))
