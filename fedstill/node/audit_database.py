@@ -121,7 +121,7 @@ class Database:
         except sqlite3.Error as error:
             raise self._audit_error(error) from error
         known, self._data_version = self._data_version, version
-        return version != known
+        return bool(version != known)
 
     def was_replaced(self) -> bool:
         """Return whether the path now leads to another file or to none; writes to this one would be lost."""

@@ -359,7 +359,7 @@ class ReleaseLedger:
     # --- entries ------------------------------------------------------------------------------------------
 
     def _charge_facts(
-        self, release: Release, spending: Spending, cost: PrivacyCost | None, *counts: int
+        self, release: Release, spending: Spending, cost: PrivacyCost | None, *counts: Any
     ) -> ChargeFacts:
         query = release.received.query
         responses = self.audit.totals.response_counts[self.run, self.node, query]
