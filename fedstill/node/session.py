@@ -146,6 +146,7 @@ class Session:
             network = prepare_model(
                 model, *model_arguments, split_=method.needs().split_models, vocabulary=spec.vocabulary
             )
+            student = model_setup.make_student(file, plan, self._max_memory)
             if method.trains_models:
                 require_trainable_batch_size(network, file.local, spec.shape, self.task.form, "model")
         except (QueryRefused, MemoryLimitExceeded):  # the plan's own fault
@@ -159,7 +160,15 @@ class Session:
         placed_public = None if public is None else public.to(compute.device)
         perceptual = None if perceptual is None else compute.to_device(perceptual)
         setting = NodeSetting(
-            self.task, file.local, compute, placed_public, perceptual, spec.schema, plan.secure_aggregation
+            self.task,
+            file.local,
+            compute,
+            placed_public,
+            perceptual,
+            spec.schema,
+            plan.secure_aggregation,
+            recalibration=plan.recalibration,
+            student=student,
         )
         self.setting = setting
         side = build_node_side(method, self.setting)

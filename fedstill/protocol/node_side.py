@@ -17,6 +17,7 @@ from fedstill.data.public import PublicData
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import Query
+from fedstill.protocol.recalibration import Recalibration
 from fedstill.tasks import Task
 
 T = TypeVar("T")
@@ -37,6 +38,8 @@ class NodeSetting:
         secure_aggregation: the server sees sums of the nodes' responses only.
         shape: of an input, for descriptions of a run (:func:`fedstill.protocol.run_plan.describe`); empty
             elsewhere.
+        recalibration: recalibration of the student's batch norm; None: none.
+        student: a network of the student's architecture for it; None: its query is declared only.
     """
 
     task: Task
@@ -47,6 +50,8 @@ class NodeSetting:
     schema: TableSchema = NO_SCHEMA
     secure_aggregation: bool = False
     shape: tuple[int, ...] = ()
+    recalibration: Recalibration | None = None
+    student: nn.Module | None = None
     _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def cached(self, name: str, create: Callable[[], T]) -> T:
