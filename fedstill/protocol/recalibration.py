@@ -40,7 +40,7 @@ from fedstill.protocol.queries import Query, QueryDetails
 QUERY = "sum_batch_norm_statistics"
 BATCH_NORM_STATISTICS = PayloadKind(
     "batch-norm statistics",
-    "how many examples a node holds, and the mean and mean square, over all of them, of each channel that the "
+    "how many examples a node holds, and the mean and mean square over them of each channel that the "
     "student's batch norm normalizes",
     category="moments",
 )

@@ -1,0 +1,262 @@
+"""Recalibration of the student by the nodes: in one process, over messages, in sums, with noise, resumed."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedstill.core.errors import QueryRefused
+from fedstill.core.run_writer import RunWriter
+from fedstill.methods._recalibration import RecalibratingServer
+from fedstill.models.module_utils import to_vector
+from fedstill.node.audit_log import FILE, AuditLog
+from fedstill.protocol.recalibration import (
+    BATCH_NORM_STATISTICS,
+    QUERY,
+    batch_norm_layers,
+    set_statistics,
+    sum_statistics,
+)
+from fedstill.protocol.run_plan import describe
+from fedstill.runs import run
+from fedstill.runs.offline import build_offline_queries
+from fedstill.runs.simulation import Simulation, build_simulation
+from fedstill.runs.spec import RunSpec
+from tests.support.audit_logs import total_charged
+from tests.support.errors import raises_invalid, raises_refused
+from tests.support.links import Away, RecordingLink, changed, live, nodes, tiny
+
+NAMED = {"outputs_only": True, "kinds": (str(BATCH_NORM_STATISTICS),)}
+CHANNELS = 3 * 4  # of bn-lenet:4
+
+
+def spec_of(method: str = "fedkd", student: dict[str, Any] | None = None, **node_options: Any) -> RunSpec:
+    """Return a run whose student has batch norm, as the nodes' models have not."""
+    config = tiny(method)
+    return changed(
+        config,
+        student={"model": "bn-lenet:4", "recalibrate": 1, **(student or {})},
+        nodes={"policy": NAMED, **node_options},
+    )
+
+
+def simulate(config: RunSpec) -> tuple[Simulation, dict[str, Any]]:
+    simulation, _ = build_simulation(config)
+    return simulation, simulation.run()
+
+
+def statistics(simulation: Simulation) -> torch.Tensor:
+    layers = batch_norm_layers(simulation.student)
+    return torch.cat([torch.cat([layer.running_mean, layer.running_var]) for layer in layers])
+
+
+@pytest.mark.parametrize("method", ["fedkd", "fediod", "feddf"])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_student_has_statistics_of_pooled_data(method: str, passes: int) -> None:
+    config = spec_of(method, {"recalibrate": passes})
+    if method == "feddf":  # which needs a node with the student's architecture, and releases parameters
+        policy = {"outputs_only": False}
+        config = changed(config, nodes={"models": ["bn-lenet:4"], "policy": policy})
+    simulation, result = simulate(config)
+    plain, _ = simulate(changed(config, student={"recalibrate": 0}))
+    expected, pooled = plain.student, torch.cat([node.data.inputs for node in simulation.nodes])
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(simulation.student.parameters(), expected.parameters(), strict=True)
+    )
+    assert not torch.equal(statistics(simulation), statistics(plain))
+    clip = config.student.recalibrate_clip
+    for _ in range(passes):
+        set_statistics(expected, sum_statistics(expected, pooled, clip), clip)
+    torch.testing.assert_close(statistics(simulation), statistics(plain), rtol=1e-4, atol=1e-5)
+    assert result["queries_by_name"][QUERY] == passes
+    assert result["bytes"]["by_kind"][BATCH_NORM_STATISTICS] == passes * 3 * 4 * (1 + 2 * CHANNELS)
+    assert BATCH_NORM_STATISTICS in result["releases"]
+
+
+def test_result_and_file_are_of_the_recalibrated_student(tmp_path: Path) -> None:
+    run.run(spec_of(), tmp_path / "run", command="fedstill run", progress=False)
+    saved = load_file(tmp_path / "run/student.safetensors")
+    simulation, result = simulate(spec_of())
+    assert all(torch.equal(saved[name], value) for name, value in simulation.student.state_dict().items())
+    lines = [line for line in simulation.records.metrics if "accuracy" in line]
+    assert lines[-1]["accuracy"] == result["accuracy"]
+    assert lines[-1]["step"] == simulation.method.total_steps + 1
+
+
+def test_split_student_is_recalibrated() -> None:
+    """FedGEN's student is split into extractor and head."""
+    config = changed(spec_of("fedgen"), nodes={"models": ["bn-lenet:4"], "policy": {"outputs_only": False}})
+    simulation, _ = simulate(config)
+    plain, _ = simulate(changed(config, student={"recalibrate": 0}))
+    assert not torch.equal(statistics(simulation), statistics(plain))
+
+
+def test_messages_give_the_same_student(tmp_path: Path) -> None:
+    simulation, result = simulate(spec_of(student={"recalibrate": 2}))
+    away = Away(spec_of(student={"recalibrate": 2}), tmp_path).live()
+    over_messages = away.run()
+    assert torch.equal(to_vector(away.student), to_vector(simulation.student))
+    assert over_messages["accuracy"] == result["accuracy"]
+    assert over_messages["bytes"] == result["bytes"]
+    query = describe(away.federation.plan, away.public).queries[QUERY]
+    assert query == {
+        "times": 2,
+        "rows": 0,
+        "releases": {"moments": "batch-norm statistics"},
+        "bytes": 4 * (1 + 2 * CHANNELS),
+    }
+
+
+def test_secure_aggregation_gives_the_same_statistics() -> None:
+    config = spec_of(
+        local={"epochs": 1, "optimizer": "sgd"},
+    )
+    config = replace(config, method=replace(config.method, levels=0))
+    plain, _ = simulate(config)
+    summed, _ = simulate(changed(config, link={"secure_aggregation": True}))
+    torch.testing.assert_close(statistics(summed), statistics(plain), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mechanism", ["noisy-outputs", "dp-sgd"])
+def test_noisy_statistics_are_charged_as_one_event_each(tmp_path: Path, mechanism: str) -> None:
+    outputs = {"outputs": {"noise": 5.0, "clip": 1.0}} if mechanism == "noisy-outputs" else {}
+    privacy = {"mechanism": mechanism, "sums": {"noise": 2.5}, **outputs}
+    config = spec_of(student={"recalibrate": 2}, privacy=privacy)
+    simulation, _ = build_simulation(config)
+    simulation.run(tmp_path)
+    plain, _ = build_simulation(changed(config, student={"recalibrate": 0}))
+    (tmp_path / "plain").mkdir()
+    plain.run(tmp_path / "plain")
+    for node in simulation.nodes:
+        charged = []
+        for folder in (tmp_path, tmp_path / "plain"):
+            log = AuditLog()
+            log.open(folder / FILE)
+            charged.append(total_charged(log, node.name))
+            log.close()
+        (events, unprotected), (without, unprotected_without) = charged
+        assert {event: count - without.get(event, 0) for event, count in events.items()} == {
+            **dict.fromkeys(without, 0),
+            "gaussian(2.5)": 2,
+        }
+        assert unprotected == unprotected_without
+    assert torch.isfinite(statistics(simulation)).all()
+
+
+def test_noise_has_the_promised_deviation() -> None:
+    """Noise of 2.5 sqrt(M) on each of M sums, at each of three nodes."""
+    privacy = {"mechanism": "noisy-outputs", "sums": {"noise": 2.5}, "outputs": {"noise": 5.0, "clip": 1.0}}
+    simulation, _ = build_simulation(spec_of(privacy=privacy))
+    simulation.run()
+    server, M = simulation.server, 1 + 2 * CHANNELS
+    assert isinstance(server, RecalibratingServer)
+    clip = 3.0
+    noise = []
+    for seed in range(8):  # other parameters, whose noise is other noise
+        student = copy.deepcopy(simulation.student)
+        with torch.no_grad():
+            next(student.parameters()).add_(1e-3 * seed)
+        sums = server.query(QUERY, parameters=to_vector(student), clip=clip)["moments"].double()
+        true = torch.stack([sum_statistics(student, node.data.inputs, clip) for node in simulation.nodes])
+        noise.append(sums - true)
+    deviation = torch.stack(noise).std().item()
+    assert deviation == pytest.approx(2.5 * M**0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("moment", ["before", "between"])
+def test_resumes_before_and_between_passes(
+    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = spec_of(student={"recalibrate": 2})
+    _, expected = simulate(config)
+    stop_at = build_simulation(config)[0].method.total_steps + (moment == "between")
+
+    class Stopped(Exception):
+        pass
+
+    step = RecalibratingServer.step
+
+    def stop(server: RecalibratingServer) -> Any:
+        if server.completed_steps == stop_at:
+            raise Stopped
+        return step(server)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecalibratingServer, "step", stop)
+        patch.setattr(RunWriter, "is_save_due", lambda records: True)
+        with pytest.raises(Stopped):
+            build_simulation(config)[0].run(tmp_path)
+    resumed, _ = build_simulation(config)
+    result = resumed.run(tmp_path)
+    assert result["accuracy"] == expected["accuracy"]
+    assert result["queries_by_name"] == expected["queries_by_name"]
+    assert resumed.server.completed_steps == resumed.server.total_steps
+
+
+# --- refusals -------------------------------------------------------------------------------------------
+
+
+def test_policy_must_name_the_kind() -> None:
+    config = changed(spec_of(), nodes={"policy": {"outputs_only": True}})
+    with raises_refused("outputs_only: batch-norm statistics", "policy.kinds", query=QUERY):
+        build_simulation(config)
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "reason"),
+    [
+        ("fedkd", "small-cnn:4", "small-cnn:4 has no batch norm"),
+        ("standalone", "bn-lenet:4", "does not train"),
+        ("fens", "bn-lenet:4", "does not train"),
+    ],
+)
+def test_rejects_students_that_cannot_be_recalibrated(method: str, model: str, reason: str) -> None:
+    config = changed(spec_of(method), student={"model": model}, nodes={"models": [model]})
+    with raises_invalid("student.recalibrate", 1, "0", reason):
+        build_simulation(config)
+
+
+def test_rejects_files_of_queries() -> None:
+    with raises_invalid("student.recalibrate", 1, "0 for files"):
+        build_offline_queries(spec_of())
+
+
+@pytest.mark.parametrize(
+    ("student", "channels", "reason"),
+    [
+        ("my_lab:student", CHANNELS, "my_lab:student is no network"),
+        ("unet:timm:resnet18", CHANNELS, "unet:timm:resnet18 is no network"),
+        ("bn-lenet:5", CHANNELS, "bn-lenet:5 has no 12 channels"),
+        ("bn-lenet:0", CHANNELS, "bn-lenet"),
+        ("bn-lenet:4", CHANNELS + 1, "bn-lenet:4 has no 13 channels"),
+    ],
+)
+def test_nodes_refuse_other_students_than_planned(
+    tmp_path: Path, student: str, channels: int, reason: str
+) -> None:
+    """Nothing is imported that the server names, and nothing is trained."""
+    config = spec_of()
+    link = RecordingLink(nodes(config, tmp_path))
+    server = live(config, link, tmp_path)
+    plan = server.federation.plan
+    assert plan.recalibration is not None
+    server.federation.plan = replace(
+        plan, student=student, recalibration=replace(plan.recalibration, channels=channels)
+    )
+    with pytest.raises(QueryRefused, match=f"student: .*{reason}"):
+        server.run()
+    assert not link.times("train_locally")
+
+
+def test_nodes_refuse_students_larger_than_the_policy_allows(tmp_path: Path) -> None:
+    config = spec_of()
+    link = RecordingLink(nodes(config, tmp_path, max_parameters="100"))
+    with pytest.raises(QueryRefused, match="max_parameters: 100"):
+        live(config, link, tmp_path).run()
