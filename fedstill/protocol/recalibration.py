@@ -119,9 +119,10 @@ def sum_batch_norm_statistics(
     """
     if network is None:
         raise ArgumentError("student", None, "a network, to respond to queries for its statistics")
-    student = deep_copy(network).to(node.device)  # other nodes may compute at the same time
+    compute = node.setting.compute
+    student = compute.to_device(deep_copy(network))  # other nodes may compute at the same time
     load_vector(student, parameters)
-    with node.setting.compute.in_float32():
+    with compute.in_float32():
         return {"moments": sum_statistics(student, node.data.inputs, clip)}
 
 

@@ -23,8 +23,8 @@ from fedstill.protocol.recalibration import (
     set_statistics,
     sum_statistics,
 )
-from fedstill.protocol.run_plan import describe
-from fedstill.runs import run
+from fedstill.protocol.run_plan import RunPlan
+from fedstill.runs import remote_run, run
 from fedstill.runs.offline import build_offline_queries
 from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec
@@ -56,27 +56,38 @@ def statistics(simulation: Simulation) -> torch.Tensor:
     return torch.cat([torch.cat([layer.running_mean, layer.running_var]) for layer in layers])
 
 
-@pytest.mark.parametrize("method", ["fedkd", "fediod", "feddf"])
-@pytest.mark.parametrize("passes", [1, 2])
-def test_student_has_statistics_of_pooled_data(method: str, passes: int) -> None:
-    config = spec_of(method, {"recalibrate": passes})
-    if method == "feddf":  # which needs a node with the student's architecture, and releases parameters
-        policy = {"outputs_only": False}
-        config = changed(config, nodes={"models": ["bn-lenet:4"], "policy": policy})
+@pytest.mark.parametrize(
+    ("method", "passes", "summed"),
+    [
+        ("fedkd", 1, False),
+        ("fedkd", 2, True),
+        ("fediod", 2, False),
+        ("fedavg", 1, False),
+        ("fedavg", 1, True),
+    ],
+)
+def test_student_has_statistics_of_pooled_data(method: str, passes: int, summed: bool) -> None:
+    """Also with secure aggregation, where the server sees one sum only."""
+    config = spec_of(method, {"recalibrate": passes}, local={"epochs": 1, "optimizer": "sgd"})
+    if method == "fedavg":  # which needs the student's architecture, and releases parameters
+        config = changed(config, nodes={"models": ["bn-lenet:4"], "policy": {"outputs_only": False}})
+    if summed:
+        options = {"levels": 0} if method == "fedkd" else {}
+        config = replace(config, method=replace(config.method, **options))
+        config = changed(config, link={"secure_aggregation": True})
     simulation, result = simulate(config)
     plain, _ = simulate(changed(config, student={"recalibrate": 0}))
     expected, pooled = plain.student, torch.cat([node.data.inputs for node in simulation.nodes])
-    assert all(
-        torch.equal(one, other)
-        for one, other in zip(simulation.student.parameters(), expected.parameters(), strict=True)
-    )
-    assert not torch.equal(statistics(simulation), statistics(plain))
-    clip = config.student.recalibrate_clip
+    for one, other in zip(simulation.student.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, other)
+    before, clip = statistics(plain), config.student.recalibrate_clip
     for _ in range(passes):
         set_statistics(expected, sum_statistics(expected, pooled, clip), clip)
+    assert not torch.allclose(statistics(plain), before, rtol=1e-2)
     torch.testing.assert_close(statistics(simulation), statistics(plain), rtol=1e-4, atol=1e-5)
     assert result["queries_by_name"][QUERY] == passes
-    assert result["bytes"]["by_kind"][BATCH_NORM_STATISTICS] == passes * 3 * 4 * (1 + 2 * CHANNELS)
+    size = (8 if summed else 4) * (1 + 2 * CHANNELS)
+    assert result["bytes"]["by_kind"][BATCH_NORM_STATISTICS]["up"] == passes * 3 * size
     assert BATCH_NORM_STATISTICS in result["releases"]
 
 
@@ -91,8 +102,8 @@ def test_result_and_file_are_of_the_recalibrated_student(tmp_path: Path) -> None
 
 
 def test_split_student_is_recalibrated() -> None:
-    """FedGEN's student is split into extractor and head."""
-    config = changed(spec_of("fedgen"), nodes={"models": ["bn-lenet:4"], "policy": {"outputs_only": False}})
+    """FL-MRCM splits its student into extractor and head."""
+    config = changed(spec_of("fl-mrcm"), nodes={"models": ["bn-lenet:4"], "policy": {"outputs_only": False}})
     simulation, _ = simulate(config)
     plain, _ = simulate(changed(config, student={"recalibrate": 0}))
     assert not torch.equal(statistics(simulation), statistics(plain))
@@ -105,7 +116,7 @@ def test_messages_give_the_same_student(tmp_path: Path) -> None:
     assert torch.equal(to_vector(away.student), to_vector(simulation.student))
     assert over_messages["accuracy"] == result["accuracy"]
     assert over_messages["bytes"] == result["bytes"]
-    query = describe(away.federation.plan, away.public).queries[QUERY]
+    query = away.description.queries[QUERY]
     assert query == {
         "times": 2,
         "rows": 0,
@@ -114,19 +125,9 @@ def test_messages_give_the_same_student(tmp_path: Path) -> None:
     }
 
 
-def test_secure_aggregation_gives_the_same_statistics() -> None:
-    config = spec_of(
-        local={"epochs": 1, "optimizer": "sgd"},
-    )
-    config = replace(config, method=replace(config.method, levels=0))
-    plain, _ = simulate(config)
-    summed, _ = simulate(changed(config, link={"secure_aggregation": True}))
-    torch.testing.assert_close(statistics(summed), statistics(plain), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("mechanism", ["noisy-outputs", "dp-sgd"])
 def test_noisy_statistics_are_charged_as_one_event_each(tmp_path: Path, mechanism: str) -> None:
-    outputs = {"outputs": {"noise": 5.0, "clip": 1.0}} if mechanism == "noisy-outputs" else {}
+    outputs = {"outputs": {"noise": 5.0, "bound": 1.0}} if mechanism == "noisy-outputs" else {}
     privacy = {"mechanism": mechanism, "sums": {"noise": 2.5}, **outputs}
     config = spec_of(student={"recalibrate": 2}, privacy=privacy)
     simulation, _ = build_simulation(config)
@@ -152,7 +153,7 @@ def test_noisy_statistics_are_charged_as_one_event_each(tmp_path: Path, mechanis
 
 def test_noise_has_the_promised_deviation() -> None:
     """Noise of 2.5 sqrt(M) on each of M sums, at each of three nodes."""
-    privacy = {"mechanism": "noisy-outputs", "sums": {"noise": 2.5}, "outputs": {"noise": 5.0, "clip": 1.0}}
+    privacy = {"mechanism": "noisy-outputs", "sums": {"noise": 2.5}, "outputs": {"noise": 5.0, "bound": 1.0}}
     simulation, _ = build_simulation(spec_of(privacy=privacy))
     simulation.run()
     server, M = simulation.server, 1 + 2 * CHANNELS
@@ -239,19 +240,21 @@ def test_rejects_files_of_queries() -> None:
     ],
 )
 def test_nodes_refuse_other_students_than_planned(
-    tmp_path: Path, student: str, channels: int, reason: str
+    tmp_path: Path, student: str, channels: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is imported that the server names, and nothing is trained."""
+    sound = remote_run.make_run_plan
+
+    def other(*about: Any) -> RunPlan:
+        plan = sound(*about)
+        assert plan.recalibration is not None
+        return replace(plan, student=student, recalibration=replace(plan.recalibration, channels=channels))
+
+    monkeypatch.setattr(remote_run, "make_run_plan", other)
     config = spec_of()
     link = RecordingLink(nodes(config, tmp_path))
-    server = live(config, link, tmp_path)
-    plan = server.federation.plan
-    assert plan.recalibration is not None
-    server.federation.plan = replace(
-        plan, student=student, recalibration=replace(plan.recalibration, channels=channels)
-    )
     with pytest.raises(QueryRefused, match=f"student: .*{reason}"):
-        server.run()
+        live(config, link, tmp_path).run()
     assert not link.times("train_locally")
 
 
