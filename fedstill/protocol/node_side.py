@@ -36,10 +36,10 @@ class NodeSetting:
         schema: the columns of a table; empty if unknown, or for other inputs.
         perceptual: frozen pretrained features for perceptual losses; None: the node has none.
         secure_aggregation: the server sees sums of the nodes' responses only.
-        shape: of an input, for descriptions of a run (:func:`fedstill.protocol.run_plan.describe`); empty
-            elsewhere.
         recalibration: recalibration of the student's batch norm; None: none.
         student: a network of the student's architecture for it; None: its query is declared only.
+        shape: of an input, for descriptions of a run (:func:`fedstill.protocol.run_plan.describe`); empty
+            elsewhere.
     """
 
     task: Task
@@ -49,9 +49,9 @@ class NodeSetting:
     perceptual: nn.Module | None = None
     schema: TableSchema = NO_SCHEMA
     secure_aggregation: bool = False
-    shape: tuple[int, ...] = ()
     recalibration: Recalibration | None = None
     student: nn.Module | None = None
+    shape: tuple[int, ...] = ()
     _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def cached(self, name: str, create: Callable[[], T]) -> T:
