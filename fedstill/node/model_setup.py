@@ -27,7 +27,7 @@ from fedstill.node import limits
 from fedstill.node.node_file import NodeFile
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.needs import Needs
-from fedstill.protocol.recalibration import QUERY, count_channels
+from fedstill.protocol.recalibration import QUERY, Recalibration
 from fedstill.protocol.run_plan import RunPlan
 
 
@@ -128,8 +128,8 @@ def make_student(file: NodeFile, plan: RunPlan, limit: int = 0) -> nn.Module | N
 
     Raises:
         MemoryLimitExceeded: it would take more.
-        QueryRefused: the network is not built in, has more parameters than the policy allows, or another
-            number of channels than planned.
+        QueryRefused: the network is not built in, has more parameters than the policy allows, or other
+            batch norm layers than planned.
     """
     if plan.recalibration is None:
         return None
@@ -146,8 +146,8 @@ def make_student(file: NodeFile, plan: RunPlan, limit: int = 0) -> nn.Module | N
             student = build()
     except (ArgumentError, ModelError) as error:
         raise QueryRefused(file.name, QUERY, f"student: {error}") from error
-    if count_channels(student) != plan.recalibration.channels:
-        rule = f"student: {name} has no {plan.recalibration.channels} channels of batch norm, as planned"
+    if Recalibration.of(student) != plan.recalibration:
+        rule = f"student: {name} has other batch norm layers than planned"
         raise QueryRefused(file.name, QUERY, rule)
     return student
 

@@ -23,7 +23,7 @@ from fedstill.node.model_setup import architecture_hash, prepare_model
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.method import NamedNetwork, method_name
 from fedstill.protocol.node_side import NodeSide
-from fedstill.protocol.recalibration import Recalibration, count_channels, example_statistics
+from fedstill.protocol.recalibration import Recalibration, batch_norm_layers, forward_order
 from fedstill.runs.build import (
     Setting,
     check_method,
@@ -99,12 +99,11 @@ class Run(Loop):
         reason = ""
         if not trains_network:
             reason = f"{self.method.title} does not train the network of student.model"
-        elif not count_channels(network):
+        elif not batch_norm_layers(network):
             reason = f"{options.model} has no batch norm with running statistics"
         if reason:
-            raise ArgumentError("student.recalibrate", options.recalibrate, f"0, as {reason}")
-        example_statistics(network, example_inputs(self.shape, self.task.form).to(self.compute.device))
-        return Recalibration(options.recalibrate, count_channels(network))
+            raise ArgumentError("student.recalibrate", options.recalibrate, f"false, as {reason}")
+        return Recalibration.of(network)
 
     def _with_student_of_method(self, setting: Setting) -> Setting:
         """Return the setting with the network that the method delivers as its student."""
@@ -144,10 +143,11 @@ class Run(Loop):
         space = self.setting.feature_space
         make: Callable[..., Server] = Server
         if self.recalibration is not None:
+            x = example_inputs(self.shape, self.task.form).to(self.compute.device)
             make = partial(
                 RecalibratingServer,
                 network=self.setting.student,
-                recalibration=self.recalibration,
+                layer_order=forward_order(self.setting.student, x),
                 clip=self.setting.spec.student.recalibrate_clip,
             )
         return make(

@@ -66,7 +66,7 @@ def build_offline_queries(spec: RunSpec) -> Queries:
             f"a one-round method, as files are carried only once: {', '.join(allowed)}",
         )
     if spec.student.recalibrate:
-        expected = "0 for files: the student's statistics are queried after all responses"
+        expected = "false for files: the student's statistics are queried after all responses"
         raise ArgumentError("student.recalibrate", spec.student.recalibrate, expected)
     if spec.link.secure_aggregation:
         raise ArgumentError(

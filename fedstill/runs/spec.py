@@ -96,19 +96,18 @@ class StudentConfig(CheckedOptions):
     """A .safetensors file with the pretrained weights of the student's encoder. Needed for timm and
     torchvision. The student's own file has all weights, and does not need this one."""
 
-    recalibrate: NonNegativeInt = 0
-    """Passes over the nodes' data after the last step, in which each node releases sums ("batch-norm
-    statistics"), from which the student's batch norm gets the running statistics of the nodes' data. 0:
-    none."""
+    recalibrate: bool = False
+    """After the last step, give the student's batch norm the running statistics of the nodes' data: each node
+    releases sums ("batch-norm statistics"), in one query for each layer."""
 
-    recalibrate_clip: PositiveFloat = 3.0
-    """Largest root mean square of one example's statistics, in units of the student's running statistics;
+    recalibrate_clip: PositiveFloat = 2.0
+    """Largest root mean square of one example's statistics of a layer, in units of its running statistics;
     longer vectors are scaled down. Noise of a privacy mechanism grows with it."""
 
     @property
     def declared_recalibration(self) -> Recalibration | None:
         """Recalibration of a student that is not built, for declarations of queries; None: none."""
-        return Recalibration(self.recalibrate) if self.recalibrate else None
+        return Recalibration() if self.recalibrate else None
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from tests.support.errors import raises_invalid, raises_refused
 from tests.support.links import Away, RecordingLink, changed, live, nodes, tiny
 
 NAMED = {"outputs_only": True, "kinds": (str(BATCH_NORM_STATISTICS),)}
-CHANNELS = 3 * 4  # of bn-lenet:4
+NUMBERS = 1 + 2 * 4, 1 + 2 * 8  # of the two layers of bn-lenet:4
 
 
 def spec_of(method: str = "fedkd", student: dict[str, Any] | None = None, **node_options: Any) -> RunSpec:
@@ -41,7 +41,7 @@ def spec_of(method: str = "fedkd", student: dict[str, Any] | None = None, **node
     config = tiny(method)
     return changed(
         config,
-        student={"model": "bn-lenet:4", "recalibrate": 1, **(student or {})},
+        student={"model": "bn-lenet:4", "recalibrate": True, **(student or {})},
         nodes={"policy": NAMED, **node_options},
     )
 
@@ -57,18 +57,12 @@ def statistics(simulation: Simulation) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("method", "passes", "summed"),
-    [
-        ("fedkd", 1, False),
-        ("fedkd", 2, True),
-        ("fediod", 2, False),
-        ("fedavg", 1, False),
-        ("fedavg", 1, True),
-    ],
+    ("method", "summed"),
+    [("fedkd", False), ("fedkd", True), ("fediod", False), ("fedavg", False), ("fedavg", True)],
 )
-def test_student_has_statistics_of_pooled_data(method: str, passes: int, summed: bool) -> None:
+def test_student_has_statistics_of_pooled_data(method: str, summed: bool) -> None:
     """Also with secure aggregation, where the server sees one sum only."""
-    config = spec_of(method, {"recalibrate": passes}, local={"epochs": 1, "optimizer": "sgd"})
+    config = spec_of(method, local={"epochs": 1, "optimizer": "sgd"})
     if method == "fedavg":  # which needs the student's architecture, and releases parameters
         config = changed(config, nodes={"models": ["bn-lenet:4"], "policy": {"outputs_only": False}})
     if summed:
@@ -76,18 +70,18 @@ def test_student_has_statistics_of_pooled_data(method: str, passes: int, summed:
         config = replace(config, method=replace(config.method, **options))
         config = changed(config, link={"secure_aggregation": True})
     simulation, result = simulate(config)
-    plain, _ = simulate(changed(config, student={"recalibrate": 0}))
+    plain, _ = simulate(changed(config, student={"recalibrate": False}))
     expected, pooled = plain.student, torch.cat([node.data.inputs for node in simulation.nodes])
     for one, other in zip(simulation.student.parameters(), expected.parameters(), strict=True):
         assert torch.equal(one, other)
     before, clip = statistics(plain), config.student.recalibrate_clip
-    for _ in range(passes):
-        set_statistics(expected, sum_statistics(expected, pooled, clip), clip)
+    for number, layer in enumerate(batch_norm_layers(expected)):
+        set_statistics(layer, sum_statistics(expected, pooled, number, clip), clip)
     assert not torch.allclose(statistics(plain), before, rtol=1e-2)
     torch.testing.assert_close(statistics(simulation), statistics(plain), rtol=1e-4, atol=1e-5)
-    assert result["queries_by_name"][QUERY] == passes
-    size = (8 if summed else 4) * (1 + 2 * CHANNELS)
-    assert result["bytes"]["by_kind"][BATCH_NORM_STATISTICS]["up"] == passes * 3 * size
+    assert result["queries_by_name"][QUERY] == 2
+    size = (8 if summed else 4) * sum(NUMBERS)
+    assert result["bytes"]["by_kind"][BATCH_NORM_STATISTICS]["up"] == 3 * size
     assert BATCH_NORM_STATISTICS in result["releases"]
 
 
@@ -98,20 +92,20 @@ def test_result_and_file_are_of_the_recalibrated_student(tmp_path: Path) -> None
     assert all(torch.equal(saved[name], value) for name, value in simulation.student.state_dict().items())
     lines = [line for line in simulation.records.metrics if "accuracy" in line]
     assert lines[-1]["accuracy"] == result["accuracy"]
-    assert lines[-1]["step"] == simulation.method.total_steps + 1
+    assert lines[-1]["step"] == simulation.method.total_steps + 2
 
 
 def test_split_student_is_recalibrated() -> None:
     """FL-MRCM splits its student into extractor and head."""
     config = changed(spec_of("fl-mrcm"), nodes={"models": ["bn-lenet:4"], "policy": {"outputs_only": False}})
     simulation, _ = simulate(config)
-    plain, _ = simulate(changed(config, student={"recalibrate": 0}))
+    plain, _ = simulate(changed(config, student={"recalibrate": False}))
     assert not torch.equal(statistics(simulation), statistics(plain))
 
 
 def test_messages_give_the_same_student(tmp_path: Path) -> None:
-    simulation, result = simulate(spec_of(student={"recalibrate": 2}))
-    away = Away(spec_of(student={"recalibrate": 2}), tmp_path).live()
+    simulation, result = simulate(spec_of())
+    away = Away(spec_of(), tmp_path).live()
     over_messages = away.run()
     assert torch.equal(to_vector(away.student), to_vector(simulation.student))
     assert over_messages["accuracy"] == result["accuracy"]
@@ -121,7 +115,7 @@ def test_messages_give_the_same_student(tmp_path: Path) -> None:
         "times": 2,
         "rows": 0,
         "releases": {"moments": "batch-norm statistics"},
-        "bytes": 4 * (1 + 2 * CHANNELS),
+        "bytes": 4 * max(NUMBERS),
     }
 
 
@@ -129,10 +123,10 @@ def test_messages_give_the_same_student(tmp_path: Path) -> None:
 def test_noisy_statistics_are_charged_as_one_event_each(tmp_path: Path, mechanism: str) -> None:
     outputs = {"outputs": {"noise": 5.0, "bound": 1.0}} if mechanism == "noisy-outputs" else {}
     privacy = {"mechanism": mechanism, "sums": {"noise": 2.5}, **outputs}
-    config = spec_of(student={"recalibrate": 2}, privacy=privacy)
+    config = spec_of(privacy=privacy)
     simulation, _ = build_simulation(config)
     simulation.run(tmp_path)
-    plain, _ = build_simulation(changed(config, student={"recalibrate": 0}))
+    plain, _ = build_simulation(changed(config, student={"recalibrate": False}))
     (tmp_path / "plain").mkdir()
     plain.run(tmp_path / "plain")
     for node in simulation.nodes:
@@ -156,26 +150,26 @@ def test_noise_has_the_promised_deviation() -> None:
     privacy = {"mechanism": "noisy-outputs", "sums": {"noise": 2.5}, "outputs": {"noise": 5.0, "bound": 1.0}}
     simulation, _ = build_simulation(spec_of(privacy=privacy))
     simulation.run()
-    server, M = simulation.server, 1 + 2 * CHANNELS
+    server, M = simulation.server, NUMBERS[1]
     assert isinstance(server, RecalibratingServer)
-    clip = 3.0
+    clip = 2.0
     noise = []
     for seed in range(8):  # other parameters, whose noise is other noise
         student = copy.deepcopy(simulation.student)
         with torch.no_grad():
             next(student.parameters()).add_(1e-3 * seed)
-        sums = server.query(QUERY, parameters=to_vector(student), clip=clip)["moments"].double()
-        true = torch.stack([sum_statistics(student, node.data.inputs, clip) for node in simulation.nodes])
+        sums = server.query(QUERY, parameters=to_vector(student), layer=1, clip=clip)["moments"].double()
+        true = torch.stack([sum_statistics(student, node.data.inputs, 1, clip) for node in simulation.nodes])
         noise.append(sums - true)
     deviation = torch.stack(noise).std().item()
     assert deviation == pytest.approx(2.5 * M**0.5, rel=0.15)
 
 
 @pytest.mark.parametrize("moment", ["before", "between"])
-def test_resumes_before_and_between_passes(
+def test_resumes_before_and_between_layers(
     tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = spec_of(student={"recalibrate": 2})
+    config = spec_of()
     _, expected = simulate(config)
     stop_at = build_simulation(config)[0].method.total_steps + (moment == "between")
 
@@ -220,27 +214,27 @@ def test_policy_must_name_the_kind() -> None:
 )
 def test_rejects_students_that_cannot_be_recalibrated(method: str, model: str, reason: str) -> None:
     config = changed(spec_of(method), student={"model": model}, nodes={"models": [model]})
-    with raises_invalid("student.recalibrate", 1, "0", reason):
+    with raises_invalid("student.recalibrate", True, "false", reason):
         build_simulation(config)
 
 
 def test_rejects_files_of_queries() -> None:
-    with raises_invalid("student.recalibrate", 1, "0 for files"):
+    with raises_invalid("student.recalibrate", True, "false for files"):
         build_offline_queries(spec_of())
 
 
 @pytest.mark.parametrize(
-    ("student", "channels", "reason"),
+    ("student", "layers", "reason"),
     [
-        ("my_lab:student", CHANNELS, "my_lab:student is no network"),
-        ("unet:timm:resnet18", CHANNELS, "unet:timm:resnet18 is no network"),
-        ("bn-lenet:5", CHANNELS, "bn-lenet:5 has no 12 channels"),
-        ("bn-lenet:0", CHANNELS, "bn-lenet"),
-        ("bn-lenet:4", CHANNELS + 1, "bn-lenet:4 has no 13 channels"),
+        ("my_lab:student", 2, "my_lab:student is no network"),
+        ("unet:timm:resnet18", 2, "unet:timm:resnet18 is no network"),
+        ("bn-lenet:5", 2, "bn-lenet:5 has other"),
+        ("bn-lenet:0", 2, "bn-lenet"),
+        ("bn-lenet:4", 3, "bn-lenet:4 has other"),
     ],
 )
 def test_nodes_refuse_other_students_than_planned(
-    tmp_path: Path, student: str, channels: int, reason: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, student: str, layers: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is imported that the server names, and nothing is trained."""
     sound = remote_run.make_run_plan
@@ -248,7 +242,7 @@ def test_nodes_refuse_other_students_than_planned(
     def other(*about: Any) -> RunPlan:
         plan = sound(*about)
         assert plan.recalibration is not None
-        return replace(plan, student=student, recalibration=replace(plan.recalibration, channels=channels))
+        return replace(plan, student=student, recalibration=replace(plan.recalibration, layers=layers))
 
     monkeypatch.setattr(remote_run, "make_run_plan", other)
     config = spec_of()

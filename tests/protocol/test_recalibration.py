@@ -15,9 +15,10 @@ from fedstill.models import build
 from fedstill.protocol import recalibration
 from fedstill.protocol.recalibration import (
     MIN_VARIANCE_RATIO,
+    Recalibration,
     batch_norm_layers,
-    count_channels,
     example_statistics,
+    forward_order,
     set_statistics,
     sum_statistics,
 )
@@ -45,8 +46,8 @@ def test_statistics_by_hand() -> None:
     x = torch.tensor([[[[1.0, 3.0]], [[0.0, 2.0]]], [[[5.0, 9.0]], [[-1.0, 1.0]]]])
     # z of channel 0: (0, 1), (2, 4); of channel 1: (0, 2), (-1, 1).
     expected = torch.tensor([[0.5, 1.0, 0.5, 2.0], [3.0, 0.0, 10.0, 1.0]], dtype=torch.float64)
-    torch.testing.assert_close(example_statistics(norm, x), expected)
-    sums = sum_statistics(norm, x, LARGE)
+    torch.testing.assert_close(example_statistics(norm, x, 0), expected)
+    sums = sum_statistics(norm, x, 0, LARGE)
     torch.testing.assert_close(sums[1:] * LARGE, expected.sum(0))
     assert sums[0] == 2
     set_statistics(norm, sums, LARGE)
@@ -55,15 +56,16 @@ def test_statistics_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["bn-lenet:4", "resnet8:2"])
-def test_as_many_passes_as_layers_give_statistics_of_one_large_batch(name: str) -> None:
+def test_layer_by_layer_gives_statistics_of_one_large_batch(name: str) -> None:
     """In training mode, torch normalizes each layer of a batch by the statistics of that batch."""
     model, x = network(name), images(40)
     reference = copy.deepcopy(model)
     for layer in batch_norm_layers(reference):
         layer.momentum = 1.0
     reference.train()(x)
-    for _ in batch_norm_layers(model):
-        set_statistics(model, sum_statistics(model, x, LARGE), LARGE)
+    for number in forward_order(model, x):
+        layer = batch_norm_layers(model)[number]
+        set_statistics(layer, sum_statistics(model, x, number, LARGE), LARGE)
     for layer, like in zip(batch_norm_layers(model), batch_norm_layers(reference), strict=True):
         torch.testing.assert_close(layer.running_mean, like.running_mean, rtol=1e-3, atol=1e-4)
         # torch's running variance is unbiased: 40 examples with at least one position.
@@ -73,9 +75,9 @@ def test_as_many_passes_as_layers_give_statistics_of_one_large_batch(name: str) 
 def test_sums_of_two_nodes_are_those_of_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the batches are."""
     model, x = network(), images(30)
-    whole = sum_statistics(model, x, 1.0)
+    whole = sum_statistics(model, x, 3, 1.0)
     monkeypatch.setattr(recalibration, "inference_batch_size", lambda x: 7)
-    parts = sum_statistics(model, x[:9], 1.0) + sum_statistics(model, x[9:], 1.0)
+    parts = sum_statistics(model, x[:9], 3, 1.0) + sum_statistics(model, x[9:], 3, 1.0)
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
 
 
@@ -86,15 +88,15 @@ def test_sums_of_two_nodes_are_those_of_all_examples(monkeypatch: pytest.MonkeyP
 def test_one_example_moves_sums_within_the_charged_sensitivity(values: list[float], clip: float) -> None:
     norm = nn.BatchNorm1d(4).eval()
     others = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    with_one = sum_statistics(norm, torch.cat([others, torch.tensor([values])]), clip)
-    moved = (with_one - sum_statistics(norm, others, clip)).norm().item()
+    with_one = sum_statistics(norm, torch.cat([others, torch.tensor([values])]), 0, clip)
+    moved = (with_one - sum_statistics(norm, others, 0, clip)).norm().item()
     assert moved <= math.sqrt(1 + 2 * 4) * (1 + 1e-9)
 
 
 def test_clip_shortens_long_vectors_only() -> None:
     norm = nn.BatchNorm1d(1, eps=0.0).eval()
     # v is (1, 1) with a root mean square of 1, and (7, 49) with one of 35.
-    sums = sum_statistics(norm, torch.tensor([[1.0], [7.0]]), clip=5.0)
+    sums = sum_statistics(norm, torch.tensor([[1.0], [7.0]]), 0, clip=5.0)
     torch.testing.assert_close(sums.float(), torch.tensor([2.0, 1 / 5 + 7 / 35, 1 / 5 + 49 / 35]))
 
 
@@ -109,7 +111,7 @@ def test_noisy_variance_has_a_lower_limit() -> None:
 def test_statistics_leave_the_network_as_it_is() -> None:
     model = network().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    sum_statistics(model, images(5), 1.0)
+    sum_statistics(model, images(5), 1, 1.0)
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     model(images(5))  # without hooks, whose results nobody reads
@@ -118,7 +120,7 @@ def test_statistics_leave_the_network_as_it_is() -> None:
 @pytest.mark.parametrize("clip", [0.0, -1.0, math.inf, math.nan])
 def test_rejects_clip_without_a_bound(clip: float) -> None:
     with raises_invalid("clip"):
-        sum_statistics(nn.BatchNorm1d(1), torch.zeros(2, 1), clip)
+        sum_statistics(nn.BatchNorm1d(1), torch.zeros(2, 1), 0, clip)
 
 
 class Twice(nn.Module):
@@ -135,11 +137,32 @@ class Twice(nn.Module):
 @pytest.mark.parametrize(("rows", "width"), [(True, 2), (False, 1)])
 def test_rejects_layers_that_do_not_see_each_example_once(rows: bool, width: int) -> None:
     with raises_invalid("student.recalibrate", "Twice"):
-        sum_statistics(Twice(rows), torch.zeros(3, width), 1.0)
+        forward_order(Twice(rows), torch.zeros(3, width))
 
 
-def test_counts_channels_with_running_statistics() -> None:
+def test_plans_layers_with_running_statistics() -> None:
     layers = nn.Sequential(
         nn.BatchNorm1d(3), nn.BatchNorm1d(5, track_running_stats=False), nn.GroupNorm(1, 2)
     )
-    assert count_channels(layers) == 3
+    assert Recalibration.of(layers) == Recalibration(layers=1, channels=3)
+
+
+class Reversed(nn.Module):
+    """Registers its second layer first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.first = nn.BatchNorm1d(1), nn.BatchNorm1d(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+def test_layers_are_in_the_order_of_the_forward_pass() -> None:
+    assert forward_order(Reversed(), torch.zeros(2, 1)) == [1, 0]
+
+
+@pytest.mark.parametrize("number", [-1, 1, 0.0])
+def test_rejects_numbers_of_no_layer(number: int) -> None:
+    with raises_invalid("layer", number):
+        sum_statistics(nn.BatchNorm1d(1), torch.zeros(2, 1), number, 1.0)
