@@ -190,7 +190,14 @@ def _judge_method(
         public = public_on_features(asking.config.public, public, found.features.model_width)
     known = public or placeholder_public(task, spec.shape if spec else ())
     sums = asking is not None and asking.config.link.secure_aggregation
-    at = NodeSetting(task, file.local, found.compute or Compute(), known, secure_aggregation=sums)
+    at = NodeSetting(
+        task,
+        file.local,
+        found.compute or Compute(),
+        known,
+        secure_aggregation=sums,
+        recalibration=None if asking is None else asking.config.student.declared_recalibration,
+    )
     side = build_node_side(method, at)
     unprotected_queries, over_budget_reason, mechanism = unprotected(file, found, side, folder)
     is_differentiable = True  # as far as is known

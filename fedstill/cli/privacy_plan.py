@@ -49,6 +49,7 @@ from fedstill.privacy.events import PrivacyCost, cost_from_dict, cost_to_dict, t
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.node_side import NodeSetting
+from fedstill.protocol.recalibration import Recalibration
 from fedstill.runs.build import prepare_data
 from fedstill.runs.feature_space import public_on_features
 from fedstill.runs.spec import RunSpec
@@ -120,7 +121,16 @@ def _planned_owner_node(path: Path, target: str, config: RunSpec) -> tuple[Plann
     if file.features:
         width = own_features(file, folder, spec).model_width
         spec, public = spec.on_features(width), public_on_features(config.public, public, width)
-    run = PlannedRun(target, asking.config.method, spec, public, (file.model.name,), notes)
+    student = asking.config.student
+    run = PlannedRun(
+        target,
+        asking.config.method,
+        spec,
+        public,
+        (file.model.name,),
+        notes,
+        student.declared_recalibration,
+    )
     _require_public(run, asking.note)
     spent = folder_log.read_total_spent(file, folder)
     return run, [PlannedNode(file.name, file.privacy, file.local, len(data), spent, file.data.group)]
@@ -135,7 +145,8 @@ def _planned_simulated_nodes(target: str, config: RunSpec) -> tuple[PlannedRun, 
     spec = DataSpec.from_data(config.task, data)
     if space is not None:
         spec = spec.on_features(space.width)
-    made = PlannedRun(target, config.method, spec, loaded.public, config.nodes.models, notes)
+    recalibration = config.student.declared_recalibration
+    made = PlannedRun(target, config.method, spec, loaded.public, config.nodes.models, notes, recalibration)
     _require_public(made, "")
     own = (config.nodes.privacy, config.nodes.local)
     if needs_mechanism(config.nodes.privacy):  # as the run itself does then
@@ -158,7 +169,8 @@ def _build_mechanism(
     run: PlannedRun, node: PlannedNode, privacy: PrivacyConfig, method: Any, local: LocalConfig
 ) -> PrivacyMechanism:
     """The mechanism that the node would have in the run."""
-    setting = NodeSetting(run.spec.make_task(), local, Compute(), run.public)
+    task = run.spec.make_task()
+    setting = NodeSetting(task, local, Compute(), run.public, recalibration=run.recalibration)
     side = build_node_side(method, setting)
     return PrivacyMechanism(node.name, privacy, side, local, node.examples, setting.task, group=node.group)
 
@@ -259,6 +271,7 @@ class PlannedRun:
     public: PublicData | None
     models: tuple[str, ...] = ()  # of the nodes, where they are known
     notes: tuple[str, ...] = ()  # on its unit of privacy: that records belong together, and epsilon is of one
+    recalibration: Recalibration | None = None  # of its student
 
 
 @dataclass(frozen=True)

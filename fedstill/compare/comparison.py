@@ -199,6 +199,7 @@ def method_queries_by_name(config: RunSpec) -> Mapping[str, Query]:
         Compute(),
         placeholder_public(task),
         secure_aggregation=config.link.secure_aggregation,
+        recalibration=config.student.declared_recalibration,
     )
     queries: Mapping[str, Query] = build_node_side(config.method, setting).queries
     return queries

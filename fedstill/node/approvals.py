@@ -35,6 +35,7 @@ from fedstill.node.policy import EACH_RUN, POLICY
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, build_node_side
 from fedstill.protocol.node_side import NodeSetting, placeholder_public
+from fedstill.protocol.recalibration import Recalibration
 from fedstill.protocol.run_plan import RunDescription
 
 FOLDER = "requests"
@@ -398,7 +399,7 @@ def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str
     config = read_table(METHODS[method.pop("name")], method, "method.")
     if features := table.get("features"):
         spec = spec.on_features(features.get("components") or features["width"])
-    task = spec.make_task()
+    task, recalibration = spec.make_task(), table.get("recalibration")
     setting = NodeSetting(
         task,
         LocalConfig(),
@@ -406,6 +407,7 @@ def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str
         placeholder_public(task, spec.shape),
         schema=spec.schema,
         secure_aggregation=bool(table["secure_aggregation"]),
+        recalibration=None if recalibration is None else Recalibration(**recalibration),
     )
     return owner_refusals(file, True, build_node_side(config, setting).queries)
 

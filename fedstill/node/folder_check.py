@@ -42,6 +42,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.feature_plan import FeaturePlan
 from fedstill.protocol.method import METHODS
+from fedstill.protocol.recalibration import QUERY
 from fedstill.tasks import TASKS, Task, TaskConfig
 
 T = TypeVar("T")
@@ -248,8 +249,9 @@ def _import_error(registry: Registry[Any], name: str) -> FedstillError | None:
 
 
 def known_queries(methods: Iterable[str] = ()) -> frozenset[str]:
-    """Return the names of all queries of the package's own methods, and of the given ones."""
-    return frozenset().union(*(METHODS[name].query_names for name in (*METHODS.builtin, *methods)))
+    """Return the names of all queries of the package's own methods, of the given ones, and of
+    recalibration."""
+    return frozenset({QUERY}).union(*(METHODS[name].query_names for name in (*METHODS.builtin, *methods)))
 
 
 def privacy_faults(

@@ -11,7 +11,7 @@ from torch import nn
 from fedstill import models
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import Form
-from fedstill.core.errors import ArgumentError, ModelError
+from fedstill.core.errors import ArgumentError, ModelError, QueryRefused
 from fedstill.core.registry import searching_in
 from fedstill.core.seeds import torch_generator
 from fedstill.data.data_spec import DataSpec
@@ -27,6 +27,8 @@ from fedstill.node import limits
 from fedstill.node.node_file import NodeFile
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.needs import Needs
+from fedstill.protocol.recalibration import QUERY, Recalibration
+from fedstill.protocol.run_plan import RunPlan
 
 
 def prepare_model(
@@ -114,6 +116,40 @@ def make_model(file: NodeFile, folder: Path, spec: DataSpec, limit: int = 0) -> 
     return custom_model.build_model(
         file.model, interface, folder, file.seed, "model", file.name, option=MODEL_OPTION
     )
+
+
+def make_student(file: NodeFile, plan: RunPlan, limit: int = 0) -> nn.Module | None:
+    """Return a network of the student's architecture for recalibration; None for a run without it.
+
+    Args:
+        file: the node's configuration.
+        plan: the server's plan of the run.
+        limit: bytes that it may take; 0 is no limit.
+
+    Raises:
+        MemoryLimitExceeded: it would take more.
+        QueryRefused: the network is not built in, has more parameters than the policy allows, or other
+            batch norm layers than planned.
+    """
+    if plan.recalibration is None:
+        return None
+    name, spec = plan.student, plan.model_spec
+    if name.partition(":")[0] not in models.MODELS.builtin or encoder_backbone(name):
+        raise QueryRefused(file.name, QUERY, f"student: {name} is no network that every node has")
+
+    def build() -> nn.Module:
+        return models.build(name, spec.shape, len(spec.classes), 0, vocabulary=spec.vocabulary)
+
+    try:
+        with limits.limit_parameters(file.policy.max_parameters, file.name, "join"):
+            limits.check_model(build, spec, 1, limit)
+            student = build()
+    except (ArgumentError, ModelError) as error:
+        raise QueryRefused(file.name, QUERY, f"student: {error}") from error
+    if Recalibration.of(student) != plan.recalibration:
+        rule = f"student: {name} has other batch norm layers than planned"
+        raise QueryRefused(file.name, QUERY, rule)
+    return student
 
 
 def _check_memory(name: str, file: NodeFile, spec: DataSpec, limit: int) -> None:

@@ -156,12 +156,12 @@ class Session:
         gate.ledger.approved = self.approved
         gate.output_shape = self.task.output_shape(spec.shape)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
-        placed_public = None if public is None else public.to(compute.device)
         perceptual = None if perceptual is None else compute.to_device(perceptual)
-        setting = NodeSetting(
-            self.task, file.local, compute, placed_public, perceptual, spec.schema, plan.secure_aggregation
+        self.setting = NodeSetting(
+            *(self.task, file.local, compute, None if public is None else public.to(compute.device)),
+            *(perceptual, spec.schema, plan.secure_aggregation, plan.recalibration),
+            model_setup.make_student(file, plan, self._max_memory),
         )
-        self.setting = setting
         side = build_node_side(method, self.setting)
         for name, query in side.queries.items():
             refuse(file.name, name, query.sum_fault(file.local.optimizer))

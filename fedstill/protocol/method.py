@@ -256,8 +256,18 @@ class Method(Registrable):
 
 
 def build_node_side(method: Method, setting: NodeSetting) -> NodeSide:
-    """Return a method's part at the nodes, with its name if it is a plug-in."""
+    """Return a method's part at the nodes, with its name if it is a plug-in, and with the query of a
+    recalibration.
+
+    Raises:
+        ArgumentError: the method has a query of the same name.
+    """
     side, name = method.node_side(setting), method_name(method)
+    if setting.recalibration is not None:
+        query = setting.recalibration.query(setting.student, is_summed=setting.secure_aggregation)
+        if query.name in side.queries:
+            raise ArgumentError("name of a query", query.name, "another name, as recalibration has this one")
+        side = replace(side, queries={**side.queries, query.name: query})
     if name in METHODS.builtin:
         return side
     # Any of its options may choose the summed statistic, and the server chooses the options.

@@ -17,6 +17,7 @@ from fedstill.data.public import PublicData
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import Query
+from fedstill.protocol.recalibration import Recalibration
 from fedstill.tasks import Task
 
 T = TypeVar("T")
@@ -35,6 +36,8 @@ class NodeSetting:
         schema: the columns of a table; empty if unknown, or for other inputs.
         perceptual: frozen pretrained features for perceptual losses; None: the node has none.
         secure_aggregation: the server sees sums of the nodes' responses only.
+        recalibration: recalibration of the student's batch norm; None: none.
+        student: a network of the student's architecture for it; None: its query is declared only.
         shape: of an input, for descriptions of a run (:func:`fedstill.protocol.run_plan.describe`); empty
             elsewhere.
     """
@@ -46,6 +49,8 @@ class NodeSetting:
     perceptual: nn.Module | None = None
     schema: TableSchema = NO_SCHEMA
     secure_aggregation: bool = False
+    recalibration: Recalibration | None = None
+    student: nn.Module | None = None
     shape: tuple[int, ...] = ()
     _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -37,6 +37,7 @@ from fedstill.protocol.method import METHODS, build_node_side
 from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import INPUTS, KNOWN_KINDS, PayloadKind
 from fedstill.protocol.queries import Query
+from fedstill.protocol.recalibration import Recalibration
 from fedstill.protocol.wire_format import WireConfig
 
 FORMAT = 1
@@ -51,8 +52,8 @@ class RunDescription:
 
     Its keys are ``method`` with all options, ``spec``, ``wire``, ``public``, ``student`` and ``min_nodes``
     (both known to the server alone), ``secure_aggregation``, ``features`` if the models take those of a
-    backbone, and ``queries``: by name ``times``, ``rows``, ``releases`` and ``bytes``, the largest size of
-    one response with its gradients. 0 is no limit.
+    backbone, ``recalibration`` if nodes recalibrate the student, and ``queries``: by name ``times``,
+    ``rows``, ``releases`` and ``bytes``, the largest size of one response with its gradients. 0 is no limit.
     """
 
     table: Mapping[str, Any]
@@ -107,6 +108,7 @@ def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
         schema=plan.model_spec.schema,
         secure_aggregation=plan.secure_aggregation,
         shape=plan.model_spec.shape,
+        recalibration=plan.recalibration,
     )
     queries = build_node_side(method, setting).queries
     table = {
@@ -124,6 +126,7 @@ def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
         "secure_aggregation": plan.secure_aggregation,
         "queries": {name: _query_entry(query, plan) for name, query in queries.items()},
         **({} if plan.features is None else {"features": to_table(plan.features)}),
+        **({} if plan.recalibration is None else {"recalibration": to_table(plan.recalibration)}),
     }
     return RunDescription(json.loads(json.dumps(table)))
 
@@ -161,7 +164,7 @@ def _sum_if_limited(limits: list[int]) -> int:
     return sum(limits) if all(limits) else 0
 
 
-PROTOCOL = 10  # version of the messages between a server and a node
+PROTOCOL = 11  # version of the messages between a server and a node
 PLAN_FILE = "plan.json"  # plan of a run, in its folder at a node
 
 
@@ -176,10 +179,11 @@ class RunPlan:
         wire: encoding of sent tensors.
         public: hash of the public data; ``""`` without any.
         public_note: name and note of the public data.
-        student: name of the server's model; ``""`` if it is chosen later. Nodes do not use it.
+        student: name of the server's model; ``""`` if it is chosen later. Nodes use it to recalibrate only.
         min_nodes: number of nodes below which the run stops, according to the server; 0: not stated.
         secure_aggregation: the server sees sums of the nodes' responses only.
         features: features that the models take in place of the inputs; None: they take the inputs.
+        recalibration: recalibration of the student's batch norm; None: none.
 
     Raises:
         ArgumentError: an invalid run name, or an unknown method or option.
@@ -195,6 +199,7 @@ class RunPlan:
     min_nodes: int = 0
     secure_aggregation: bool = False
     features: FeaturePlan | None = None
+    recalibration: Recalibration | None = None
 
     def __post_init__(self) -> None:
         check_run_name(self.run)
@@ -240,6 +245,7 @@ class RunPlan:
             "min_nodes": self.min_nodes,
             "secure_aggregation": self.secure_aggregation,
             "features": None if self.features is None else to_table(self.features),
+            "recalibration": None if self.recalibration is None else to_table(self.recalibration),
         }
 
     @classmethod
@@ -277,7 +283,7 @@ class RunPlan:
             raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
         wire = read_table(WireConfig, table["wire"], "wire.")
         spec = DataSpec.from_dict(table["spec"], plugins)
-        features = table["features"]
+        features, recalibration = table["features"], table["recalibration"]
         return cls(
             table["run"],
             table["method"],
@@ -289,6 +295,7 @@ class RunPlan:
             table["min_nodes"],
             table["secure_aggregation"],
             None if features is None else read_table(FeaturePlan, features, "features."),
+            None if recalibration is None else read_table(Recalibration, recalibration, "recalibration."),
         )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,13 +14,16 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.core.registry import is_object_path
 from fedstill.federation.secure_aggregation import AnyFederation
+from fedstill.methods._recalibration import RecalibratingServer
 from fedstill.methods._server import Server
+from fedstill.models import example_inputs
 from fedstill.models.predictors import file_fingerprint
 from fedstill.node.architectures import architecture_key
 from fedstill.node.model_setup import architecture_hash, prepare_model
 from fedstill.privacy.statement import PrivacyStatement
 from fedstill.protocol.method import NamedNetwork, method_name
 from fedstill.protocol.node_side import NodeSide
+from fedstill.protocol.recalibration import Recalibration, batch_norm_layers, forward_order
 from fedstill.runs.build import (
     Setting,
     check_method,
@@ -69,6 +73,7 @@ class Run(Loop):
         self.student = self.configured_student = self._prepare_network(setting.student, "student")
         if self.setting is not setting:
             self.student = self._prepare_network(self.setting.student, "student")
+        self.recalibration = self._plan_recalibration(self.has_student and self.setting is setting)
         self.test = setting.test.to(self.compute.device)
         self.public = None if setting.public is None else setting.public.to(self.compute.device)
         self.evaluation = Evaluation(self.task, self.test, self.compute, setting.spec.seed)
@@ -78,6 +83,27 @@ class Run(Loop):
     def has_student(self) -> bool:
         """True if the method trains a student; an average built only for evaluation is none."""
         return self.method.evaluated_model == "student"
+
+    def _plan_recalibration(self, trains_network: bool) -> Recalibration | None:
+        """Return the recalibration of the student, or None without one.
+
+        Args:
+            trains_network: the method delivers the network of ``student.model`` as its student.
+
+        Raises:
+            ArgumentError: it does not, or that network has no batch norm, or one that cannot be recalibrated.
+        """
+        options, network = self.setting.spec.student, self.setting.student
+        if not options.recalibrate:
+            return None
+        reason = ""
+        if not trains_network:
+            reason = f"{self.method.title} does not train the network of student.model"
+        elif not batch_norm_layers(network):
+            reason = f"{options.model} has no batch norm with running statistics"
+        if reason:
+            raise ArgumentError("student.recalibrate", options.recalibrate, f"false, as {reason}")
+        return Recalibration.of(network)
 
     def _with_student_of_method(self, setting: Setting) -> Setting:
         """Return the setting with the network that the method delivers as its student."""
@@ -115,7 +141,16 @@ class Run(Loop):
     def _make_server(self, federation: AnyFederation, student: torch.nn.Module, kinds: Any) -> Server:
         """Create the server in its initial state, without sending queries."""
         space = self.setting.feature_space
-        return Server(
+        make: Callable[..., Server] = Server
+        if self.recalibration is not None:
+            x = example_inputs(self.shape, self.task.form).to(self.compute.device)
+            make = partial(
+                RecalibratingServer,
+                network=self.setting.student,
+                layer_order=forward_order(self.setting.student, x),
+                clip=self.setting.spec.student.recalibrate_clip,
+            )
+        return make(
             self.method,
             federation=federation,
             student=student,

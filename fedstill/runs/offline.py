@@ -65,6 +65,9 @@ def build_offline_queries(spec: RunSpec) -> Queries:
             method_name(method),
             f"a one-round method, as files are carried only once: {', '.join(allowed)}",
         )
+    if spec.student.recalibrate:
+        expected = "false for files: the student's statistics are queried after all responses"
+        raise ArgumentError("student.recalibrate", spec.student.recalibrate, expected)
     if spec.link.secure_aggregation:
         raise ArgumentError(
             "link.secure_aggregation", True, "false for files: nodes that are asked by files cannot meet"

@@ -26,6 +26,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import NamedNetwork, build_node_side
 from fedstill.protocol.node_side import NodeSetting
 from fedstill.protocol.payload_kinds import LABEL_COUNTS
+from fedstill.protocol.recalibration import Recalibration
 from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.protocol.wire_format import WireConfig
 from fedstill.runs.base import Run
@@ -56,6 +57,7 @@ def make_run_plan(
     name: str,
     nodes: int,
     features: FeaturePlan | None = None,
+    recalibration: Recalibration | None = None,
 ) -> RunPlan:
     """Return the plan of a run that the nodes get to know.
 
@@ -65,6 +67,7 @@ def make_run_plan(
         name: of the run.
         nodes: number of nodes.
         features: features that the models take in place of the inputs; None: they take the inputs.
+        recalibration: recalibration of the student; None: none.
     """
     return RunPlan(
         name,
@@ -77,6 +80,7 @@ def make_run_plan(
         spec.link.min_nodes(nodes),
         spec.link.secure_aggregation,
         features,
+        recalibration,
     )
 
 
@@ -102,7 +106,7 @@ class RemoteRun(Run):
         self._node_count = len(link.nodes)
         super().__init__(build_server_setting(spec, loaded))
         features = None if self.feature_space is None else self.feature_space.to_plan()
-        plan = make_run_plan(spec, data_spec, public, name, len(link.nodes), features)
+        plan = make_run_plan(spec, data_spec, public, name, len(link.nodes), features, self.recalibration)
         self.description = describe(plan, public)
         # The queries follow from the method alone; the nodes' data are unknown here.
         at = NodeSetting(
@@ -111,6 +115,7 @@ class RemoteRun(Run):
             self.compute,
             self.public,
             secure_aggregation=spec.link.secure_aggregation,
+            recalibration=self.recalibration,
         )
         self.side = build_node_side(self.method, at)
         self.federation = Remote(link, plan, self.side.queries, spec.link, self.audit, self.compute, public)

@@ -126,6 +126,8 @@ class Simulation(MeasuredSimulation):
             self._perceptual_features(),
             setting.schema,
             setting.spec.link.secure_aggregation,
+            recalibration=self.recalibration,
+            student=None if self.recalibration is None else deep_copy(self.setting.student),
         )
         self.side = build_node_side(self.method, self.at_nodes)
         if any(query.sum_fault(setting.spec.nodes.local.optimizer) for query in self.side.queries.values()):

@@ -20,7 +20,7 @@ from annotated_types import MinLen
 from fedstill.core.compute import EngineConfig
 from fedstill.core.config_tables import flatten, read_table, read_value, to_table
 from fedstill.core.errors import ArgumentError, UnknownName, by_caller
-from fedstill.core.options import CheckedOptions, NonNegativeInt
+from fedstill.core.options import CheckedOptions, NonNegativeInt, PositiveFloat
 from fedstill.core.registry import add_search_folders, check_registered_names
 from fedstill.data.builtin import Digits
 from fedstill.data.config import DataConfig
@@ -32,6 +32,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method, method_name
+from fedstill.protocol.recalibration import Recalibration
 from fedstill.runs import presets
 from fedstill.tasks import TASKS, TaskConfig
 from fedstill.tasks.classification import ClassificationConfig
@@ -94,6 +95,19 @@ class StudentConfig(CheckedOptions):
     encoder_weights: str = ""
     """A .safetensors file with the pretrained weights of the student's encoder. Needed for timm and
     torchvision. The student's own file has all weights, and does not need this one."""
+
+    recalibrate: bool = False
+    """After the last step, give the student's batch norm the running statistics of the nodes' data: each node
+    releases sums ("batch-norm statistics"), in one query for each layer."""
+
+    recalibrate_clip: PositiveFloat = 2.0
+    """Largest root mean square of one example's statistics of a layer, in units of its running statistics;
+    longer vectors are scaled down. Noise of a privacy mechanism grows with it."""
+
+    @property
+    def declared_recalibration(self) -> Recalibration | None:
+        """Recalibration of a student that is not built, for declarations of queries; None: none."""
+        return Recalibration() if self.recalibrate else None
 
 
 @dataclass(frozen=True)
