@@ -115,7 +115,6 @@ def connect(engine: EngineConfig) -> bool:
             "address": "local",
             "num_cpus": max(os.cpu_count() or 1, wanted),
             "include_dashboard": False,
-            "_node_ip_address": "127.0.0.1",
         }
     try:
         ray.init(**options)

@@ -74,7 +74,6 @@ def cluster() -> Iterator[Any]:
         include_dashboard=False,
         log_to_driver=False,
         logging_level="error",
-        _node_ip_address="127.0.0.1",
         _temp_dir=folder,
     )
     yield ray
