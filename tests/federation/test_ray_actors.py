@@ -1,4 +1,4 @@
-"""Nodes in Ray actors: the metrics of nodes in one process, also if actors are killed or the run is stopped."""
+"""Nodes in Ray actors: the metrics of nodes in one process, with killed actors and stopped runs, too."""
 
 from __future__ import annotations
 
