@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import step_time
+import torch
 import tyro
 
 from fedstill.federation import ray_actors
+from fedstill.node.audit_entries import ENTRY_FIELDS, Entry
+from fedstill.node.audit_log import AuditLog
 from fedstill.runs import ray_simulation
 from fedstill.runs.run import run
 from fedstill.runs.spec import from_dict
@@ -39,6 +43,8 @@ class Options:
     """Device of the nodes and the server."""
     only: tuple[int, int] | None = None
     """Measure one number of nodes and of actors in this process, and print JSON."""
+    server: bool = False
+    """Measure the processor time that the server's process takes for one node's response, and print it."""
     save: bool = False
     """Write the results to benchmarks/results."""
 
@@ -124,8 +130,37 @@ def one(nodes: int, actors: int, options: Options) -> dict[str, Any]:
     }
 
 
+def server_milliseconds(nodes: int = 1000, values: int = 16 * 64) -> dict[str, float]:
+    """Return the server's processor time for one node's response, in milliseconds: reading and charging it.
+
+    Args:
+        nodes: nodes in the actor's message.
+        values: float32 numbers of a response.
+    """
+    names = [f"node-{index}" for index in range(nodes)]
+    entries = [
+        {name: getattr(Entry("run", node, node, 0, "q", "response", "0" * 32), name) for name in ENTRY_FIELDS}
+        for node in names
+    ]
+    released = {node: {"logits": torch.zeros(values)} for node in names}
+    message = ray_actors.to_message({"released": released, "entries": entries})
+    with tempfile.TemporaryDirectory() as folder:
+        log = AuditLog(Path(folder) / "audit.sqlite", durable=False)
+        start = time.process_time()
+        reply = ray_actors.from_message(message)
+        read = time.process_time()
+        for fields in reply["entries"]:
+            log.charge(Entry(**fields))
+        charged = time.process_time()
+        log.close()
+    return {"reading": 1e3 * (read - start) / nodes, "charging": 1e3 * (charged - read) / nodes}
+
+
 def main(options: Options) -> None:
     """Measure, print and save."""
+    if options.server:
+        print(json.dumps(server_milliseconds()))
+        return
     if options.only is not None:
         print(json.dumps(one(*options.only, options)))
         return

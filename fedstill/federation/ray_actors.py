@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -44,7 +43,7 @@ def require_ray() -> None:
         DeployError: it is not. The message says how to install it.
     """
     try:
-        import ray  # noqa: F401
+        from ray import init  # noqa: F401 - a folder called ray can be imported, too
     except ImportError as error:
         raise DeployError("Ray is not installed: pip install 'fedstill[ray]'") from error
 
@@ -143,13 +142,13 @@ def actor_count(engine: EngineConfig, nodes: int) -> int:
     return wanted
 
 
-@dataclass
 class _Actor:
     """One actor: names of its nodes, its handle, and the calls since its nodes were saved."""
 
-    names: Sequence[str]
-    handle: Any = None
-    calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.handle: Any = None
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
 
 class RayActors:
