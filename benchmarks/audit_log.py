@@ -50,7 +50,7 @@ def measured(path: Path, rows: int, charges: int, durable: bool) -> dict[str, An
     """Time charges on top of some existing rows, then time opening the file again."""
     with closing(AuditLog(path, durable=False)) as audit, audit._database.write_transaction():
         for number in range(rows):  # one transaction; only the charges after it are timed
-            audit._apply_entry(*audit._insert_entry(entry(number)))
+            audit._insert_entry(entry(number))
     times = []
     with closing(AuditLog(path, durable=durable)) as audit:
         busy = time.process_time()

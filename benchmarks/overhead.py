@@ -1,4 +1,4 @@
-"""Overhead of the library per query: calls, copies and writes, counted and timed.
+"""Overhead of the library per query: calls, copies and transactions, counted and timed.
 
 The response costs nothing to compute: a node slices its input. Inputs and gradients pass through federation,
 request handler, gate and audit log. Counts are the same on every machine, so that a test can check them
@@ -65,6 +65,8 @@ class Counts:
     """torch operations."""
     copied: float
     """Bytes that torch copies, relative to the bytes of the query."""
+    transactions: float
+    """Transactions of the audit log that write."""
 
 
 class _Operations(TorchDispatchMode):
@@ -126,10 +128,13 @@ def count(nodes: int, batch: int = 8) -> Counts:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the profiler does not see calls in other threads
     try:
-        with free_query(nodes, batch) as (call, x, _):
+        with free_query(nodes, batch) as (call, x, audit):
             call()  # the first call creates what later calls reuse
+            statements: list[str] = []
+            audit._database.connection.set_trace_callback(statements.append)
             with _Operations() as operations:
                 call()
+            audit._database.connection.set_trace_callback(None)
             collecting = gc.isenabled()
             gc.disable()  # garbage collection, with callbacks of other packages, is not part of a query
             sys.setprofile(called)
@@ -141,7 +146,8 @@ def count(nodes: int, batch: int = 8) -> Counts:
                     gc.enable()
     finally:
         torch.set_num_threads(threads)
-    return Counts(calls, operations.operations, operations.copied / x.nbytes)
+    copied, transactions = operations.copied / x.nbytes, statements.count("BEGIN IMMEDIATE")
+    return Counts(calls, operations.operations, copied, transactions)
 
 
 def counts_a_node(few: int = 4, many: int = 12) -> Counts:
@@ -184,7 +190,7 @@ def times(options: Options, now: Callable[[], float] = time.perf_counter) -> dic
 def main(options: Options) -> None:
     """Count, time and print."""
     for name, value in asdict(counts_a_node()).items():
-        print(f"{name:>12} per node: {value:.1f}")
+        print(f"{name:>12} per additional node: {value:.1f}")
     for name, value in times(options).items():
         print(f"{name}: {value:.0f} us per node")
 

@@ -31,7 +31,7 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.node import local_training
 from fedstill.node.audit_entries import ReceivedQuery
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.gate import Gate
+from fedstill.node.gate import Gate, hand_over
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import protect
@@ -100,9 +100,9 @@ def query_seconds(
         start = time.perf_counter()
         release = gate.admit(query, predict_logits, {"x": x})
         gate.ledger.complete(release)
-        gate.release(release, response, {"x": x})
+        hand_over([gate.prepare(release, response, {"x": x})])
         gradients = gate.ledger.admit_gradients(release, f"{number:032x}", {"gradients": x.nbytes})
-        gate.release(gradients, {"d/dx": x}, {})
+        hand_over([gate.prepare(gradients, {"d/dx": x}, {})])
         seconds.append(time.perf_counter() - start)
     return seconds[5:]
 

@@ -22,11 +22,15 @@ def overhead(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_query_overhead_is_bounded(overhead: Any) -> None:
-    """Counts of ``python benchmarks/overhead.py`` on 2026-11-29, plus 10 % for other Python versions."""
+    """Counts of ``python benchmarks/overhead.py`` on 2026-11-30, plus 10 % for other Python versions."""
     counts = overhead.counts_a_node()
-    assert counts.calls <= 1.1 * 628, "Python function calls per additional node"
-    assert counts.operations <= 1.1 * 59, "torch operations per additional node"
+    assert counts.calls <= 1.1 * 521, "Python function calls per additional node"
+    assert counts.operations <= 1.1 * 28, "torch operations per additional node"
     assert counts.copied <= 0.05, "copied bytes per additional node, relative to the query"
+
+
+def test_query_takes_one_transaction_for_responses_and_one_for_gradients(overhead: Any) -> None:
+    assert [overhead.count(nodes).transactions for nodes in (1, 5)] == [2, 2]
 
 
 def test_counts_calls_operations_and_copies(overhead: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from fedstill.node.exchanges import MAX_EXCHANGES
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.received_tensors import ReceivedTensors
-from fedstill.node.request_handler import RequestHandler
+from fedstill.node.request_handler import RequestHandler, release_gradients, release_responses
 from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors
@@ -57,14 +57,11 @@ class InProcess(Federation):
         while len(self._queried_nodes) > MAX_EXCHANGES:
             self._queried_nodes.popitem(last=False)
         handlers = self._handlers_for(queried)
-        responses: dict[str, Tensors] = {}
         received = ReceivedTensors.of_query(self._side.queries[sent.query], sent.tensors)
         for handler in handlers:
             handler.admit_query(received, sent.number, sent.differentiable)
         self._run_handlers(sent.query, handlers, lambda handler: handler.compute_responses(sent.number))
-        for handler in handlers:
-            names = [node.name for node in handler.group.nodes]
-            responses.update(zip(names, handler.release_responses(sent.number), strict=True))
+        responses = release_responses(handlers, sent.number)
         return {name: responses[name] for name in queried}
 
     def collect_gradients(
@@ -89,9 +86,7 @@ class InProcess(Federation):
             list(by_handler),
             lambda handler: handler.compute_gradients(number, by_handler[handler]),
         )
-        released: dict[str, Tensors] = {}
-        for handler in by_handler:
-            released.update(handler.release_gradients(number, by_handler[handler]))
+        released = release_gradients(list(by_handler), number)
         return {name: released[name] for name in output_gradients}
 
     def to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
@@ -116,9 +111,9 @@ class InProcess(Federation):
 
     def _handlers_for(self, queried: tuple[str, ...]) -> list[RequestHandler]:
         """Return a request handler for the queried nodes of each group; equal nodes get the same handler."""
-        handlers: list[RequestHandler] = []
+        handlers, selected = [], set(queried)
         for group in self._groups:
-            names = tuple(name for name in group if name in queried)
+            names = tuple(name for name in group if name in selected)
             if not names:
                 continue
             if names not in self._handlers:

@@ -50,6 +50,7 @@ class Database:
         )
         self.connection = self._connect(durable, read_only)
         self.execute = self.connection.execute
+        self._data_version = -1  # changes when another connection commits
         self._inode = 0 if path is None else os.stat(path).st_ino
 
     def _connect(self, durable: bool, read_only: bool) -> sqlite3.Connection:
@@ -112,6 +113,15 @@ class Database:
     def read_transaction(self) -> AbstractContextManager[None]:
         """Return a context manager: a transaction with one consistent view of the file."""
         return self._transaction("DEFERRED")
+
+    def has_changed(self) -> bool:
+        """Return whether another connection has written since the last call; True at the first call."""
+        try:
+            (version,) = self.execute("PRAGMA data_version").fetchone()
+        except sqlite3.Error as error:
+            raise self._audit_error(error) from error
+        known, self._data_version = self._data_version, version
+        return bool(version != known)
 
     def was_replaced(self) -> bool:
         """Return whether the path now leads to another file or to none; writes to this one would be lost."""

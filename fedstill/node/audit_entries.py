@@ -7,7 +7,7 @@ changed rules. Security events cost nothing and count in no total.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -71,10 +71,9 @@ class ReceivedQuery:
     pretraining_hash: str = ""
     training_hash: str = ""
 
-    @property
-    def next_history_hash(self) -> str:
-        """Hash of the node's history including this query. Equal hashes mean equal state."""
-        return chain_digest(self.history_hash, f"{self.number} {self.content_hash} {self.training_hash}")
+    def history_after(self, history_hash: str) -> str:
+        """Return the hash of a history with this query at its end. Equal hashes mean equal state."""
+        return chain_digest(history_hash, f"{self.number} {self.content_hash} {self.training_hash}")
 
 
 @dataclass(frozen=True)
@@ -129,15 +128,17 @@ class Entry:
     def to_line(self, time: str) -> str:
         """Return the canonical text of an entry: JSON without empty fields."""
         fields = {name: value for name, value in vars(self).items() if value or name in REQUIRED}
-        return json.dumps({"at": time, **fields}, separators=(",", ":"), sort_keys=True)
+        return _ENCODER.encode({"at": time, **fields})
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
 REQUIRED = ("run", "payer", "node", "number", "query", "part")
 ENTRY_DEFAULTS = {
     name: value for name, value in vars(Entry("", "", "", 0, "", "")).items() if name not in REQUIRED
 }
 
 ENTRY_FIELDS = (*REQUIRED, *ENTRY_DEFAULTS)
+_DEFAULT_TYPES = {name: type(value) for name, value in ENTRY_DEFAULTS.items()}
 _REQUIRED_FIELDS = frozenset(("at", *REQUIRED))
 EVENT_FIELDS = frozenset(("at", *REQUIRED, "rule", "actor", "details"))  # fields of a security event
 
@@ -231,11 +232,15 @@ def parse_entry_fields(line: object) -> dict[str, Any] | None:
         return None
     if not is_complete:
         return None
-    if fields["part"] in SECURITY_EVENTS:  # nothing that counts in a total may be written as an event
-        is_valid = fields.keys() <= EVENT_FIELDS
-    else:
-        is_valid = bool(fields["run"]) or fields["part"] == ACCEPTED
+    is_valid = _has_valid_part(fields["part"], fields["run"], fields)
     return {**ENTRY_DEFAULTS, **fields} if is_valid else None
+
+
+def _has_valid_part(part: str, run: str, names: Iterable[str]) -> bool:
+    """Return whether an entry's part may have fields of these names; most parts need a run."""
+    if part in SECURITY_EVENTS:  # nothing that counts in a total may be written as an event
+        return EVENT_FIELDS.issuperset(names)
+    return bool(run) or part == ACCEPTED
 
 
 def check_entry(entry: Entry) -> None:
@@ -245,16 +250,11 @@ def check_entry(entry: Entry) -> None:
         ArgumentError: with the field's name.
     """
     fields = vars(entry)
-    try:
-        restored = parse_entry_fields(entry.to_line(""))
-    except (TypeError, ValueError, RecursionError):  # no JSON values
-        restored = None
-    # Zeros are not written, and equal to False and 0.0.
-    has_integers = all(type(number) is int for number in (entry.number, entry.no_guarantee, entry.queries))
-    if has_integers and restored == {"at": "", **fields}:
-        return
     for name, value in fields.items():
+        if not value and type(value) is _DEFAULT_TYPES.get(name):
+            continue  # empty, as most fields are
         is_allowed, expected = FIELD_CHECKS[name]
         if not is_allowed(value):
             raise ArgumentError(f"{name} of an entry", value, expected)
-    raise ArgumentError("entry of an audit log", fields, "values that its line restores")
+    if not _has_valid_part(entry.part, entry.run, (name for name, value in fields.items() if value)):
+        raise ArgumentError("entry of an audit log", fields, "values that its line restores")

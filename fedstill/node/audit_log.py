@@ -20,16 +20,15 @@ owner has accepted it.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.hashing import chain_hash, write_head
+from fedstill.core.hashing import chain_hash
 from fedstill.node.audit_database import AuditError, Database
 from fedstill.node.audit_entries import (
     ACCEPTED,
@@ -47,15 +46,32 @@ from fedstill.node.audit_entries import (
     UNIT_PREFIX,
     Entry,
     check_entry,
-    is_count,
-    is_event,
     is_text,
     parse_entry_fields,
 )
+from fedstill.node.audit_head import (
+    MAX_ENTRY_NUMBER,
+    AuditLogHead,
+    format_head_total,
+    write_audit_head,
+)
 
-__all__ = ["FILE", "AuditError", "AuditLog", "Spending"]
+__all__ = ["FILE", "AuditError", "AuditLog", "Charge", "Spending"]
 
 FILE = "audit.sqlite"  # in a run's folder; a node's owner may choose another name
+
+
+@dataclass(frozen=True)
+class Charge:
+    """An entry to be written, and the rules for it.
+
+    Args:
+        entry: the entry.
+        check: as in :meth:`AuditLog.charge`.
+    """
+
+    entry: Entry
+    check: Callable[[Spending], None] = lambda spent: None
 
 
 class AuditLog:
@@ -111,32 +127,49 @@ class AuditLog:
             AuditError: the log has a fault, is locked for too long, or cannot be written.
             ArgumentError: an invalid entry.
         """
-        if not entry.run:
-            raise ArgumentError("run of an entry", entry.run, "its name")
-        if entry.part == ACCEPTED:
-            raise ArgumentError("part of an entry", entry.part, "that of an answer")
-        return self._write_entry(entry, check, skip_repeated=True)
+        return self.charge_all([Charge(entry, check)])[0]
+
+    def charge_all(self, charges: Sequence[Charge]) -> list[int]:
+        """Write several charges in one transaction, in order: all of them, or none if one is refused.
+
+        Each check gets the spending with the charges before it. Arguments, result and errors are as in
+        :meth:`charge`.
+        """
+        for entry in (charge.entry for charge in charges):
+            if not entry.run:
+                raise ArgumentError("run of an entry", entry.run, "its name")
+            if entry.part == ACCEPTED:
+                raise ArgumentError("part of an entry", entry.part, "that of an answer")
+        return self._write_entries(charges, skip_repeated=True)
 
     def append(self, entry: Entry) -> None:
         """Write an entry that costs nothing, also if the same exists: a security event."""
-        self._write_entry(entry, lambda spent: None, skip_repeated=False)
+        self._write_entries([Charge(entry)], skip_repeated=False)
 
-    def _write_entry(self, entry: Entry, check: Callable[[Spending], None], skip_repeated: bool) -> int:
-        check_entry(entry)
+    def _write_entries(self, charges: Sequence[Charge], skip_repeated: bool) -> list[int]:
+        for charge in charges:
+            check_entry(charge.entry)
         with self._database.lock:
-            inserted = None
-            with self._database.write_transaction():
-                self._sync_before_write()
-                number = self.totals.entry_number(vars(entry)) if skip_repeated else 0
-                if not number:
-                    check(self.totals.spending(entry.payer, entry.run))
-                    inserted = self._insert_entry(entry)
-            if inserted is not None:
-                self._apply_entry(*inserted)
-                number = inserted[0]
-            if number > self._head_number:  # for example after a failed write of the head
+            numbers, first = [], None
+            try:
+                with self._database.write_transaction():
+                    self._sync_before_write()
+                    first = self._last_number
+                    for charge in charges:
+                        entry = charge.entry
+                        number = self.totals.entry_number(vars(entry)) if skip_repeated else 0
+                        if not number:
+                            charge.check(self.totals.spending(entry.payer, entry.run))
+                            number = self._insert_entry(entry)
+                        numbers.append(number)
+            except BaseException:
+                if first is not None and self._last_number > first:  # the totals have what was rolled back
+                    with self._database.read_transaction():
+                        self._verify_all()
+                raise
+            if max(numbers, default=0) > self._head_number:  # for example after a failed write of the head
                 self._write_head()
-        return number
+        return numbers
 
     def accept(self, reason: str, *, is_lost: bool = False) -> None:
         """Accept the log as it is: write that down, with the owner's reason.
@@ -184,7 +217,7 @@ class AuditLog:
                         unit=" and ".join(name.removeprefix(UNIT_PREFIX) for name in units),
                         queries=queries,
                     )
-                    self._apply_entry(*self._insert_entry(entry))
+                    self._insert_entry(entry)
                 self._verify_all()
             self.fault = None  # only an outdated head may remain
             self._write_head(always=True)
@@ -194,8 +227,10 @@ class AuditLog:
     def spending(self, payer: str, run: str) -> Spending:
         """Return a payer's spending so far, in one run and in all, including other processes' entries."""
         if self._is_open and self.fault is None:
-            with self._database.read_transaction():
-                self._read_new_entries()
+            with self._database.lock:
+                if self._database.has_changed():
+                    with self._database.read_transaction():
+                        self._read_new_entries()
         return self.totals.spending(payer, run)
 
     def traffic_totals(self, run: str | None = None) -> dict[str, Any]:
@@ -365,7 +400,8 @@ class AuditLog:
         query = "SELECT entry, hash FROM entries ORDER BY entry DESC LIMIT 1"
         return self._database.execute(query).fetchone() or (0, "")
 
-    def _insert_entry(self, entry: Entry) -> tuple[int, str, Mapping[str, Any]]:
+    def _insert_entry(self, entry: Entry) -> int:
+        """Write an entry within a transaction, add it to the totals, and return its number."""
         if self._read_only:
             raise AuditError(self._database.location, "is open read-only")
         time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
@@ -374,12 +410,11 @@ class AuditLog:
             message = f"no entry can follow number {self._last_number}: move this log or its head away"
             raise AuditError(self._database.location, f"{message}, and run `fedstill audit accept`")
         hash_ = chain_hash(self._last_hash, number, line)
-        if (
-            self._database.execute("INSERT INTO entries VALUES (?, ?, ?)", (number, line, hash_)).rowcount
-            != 1
-        ):
+        insert = "INSERT INTO entries VALUES (?, ?, ?)"
+        if self._database.execute(insert, (number, line, hash_)).rowcount != 1:
             raise AuditError(self._database.location, "did not store an entry")
-        return number, hash_, vars(entry)
+        self._apply_entry(number, hash_, vars(entry))
+        return number
 
     def _apply_entry(self, number: int, hash_: str, fields: Mapping[str, Any] | None) -> None:
         self._last_number, self._last_hash = number, hash_
@@ -486,25 +521,15 @@ class EntryTotals:
 
     def spending(self, payer: str, run: str) -> Spending:
         """Return a payer's spending, in one run and in all."""
-        run_events, total_events = (
-            Counter(
-                {key: n for key, n in self._events_of(payer, name).items() if not key.startswith(UNIT_PREFIX)}
-            )
-            for name in (run, ALL_RUNS)
-        )
-        run_no_guarantee = run_events.pop(NO_GUARANTEE, 0)
-        total_no_guarantee = total_events.pop(NO_GUARANTEE, 0)
-        run_queries, total_queries = run_events.pop(QUERIES, 0), total_events.pop(QUERIES, 0)
-        run_events.pop(BYTES, 0)
-        total_bytes = total_events.pop(BYTES, 0)
+        in_run, in_all = self._events_of(payer, run), self._events_of(payer, ALL_RUNS)
         return Spending(
-            run_events,
-            total_events,
-            run_no_guarantee,
-            total_no_guarantee,
-            run_queries,
-            total_queries,
-            total_bytes,
+            _privacy_events(in_run),
+            _privacy_events(in_all),
+            in_run.get(NO_GUARANTEE, 0),
+            in_all.get(NO_GUARANTEE, 0),
+            in_run.get(QUERIES, 0),
+            in_all.get(QUERIES, 0),
+            in_all.get(BYTES, 0),
         )
 
     def units(self, payer: str, run: str = ALL_RUNS) -> set[str]:
@@ -532,7 +557,8 @@ class EntryTotals:
 
     def unreported_training_charges(self, run: str, node: str) -> dict[str, int]:
         """Return charges for training that no reply has reported to a server yet."""
-        return {name: min(count, MAX_COUNT) for name, count in (+self._unreported[run, node]).items()}
+        charges = self._unreported[run, node].items()
+        return {name: min(count, MAX_COUNT) for name, count in charges if count > 0}
 
     def run_totals(self) -> dict[tuple[str, str], Counter[str]]:
         """Return the totals by payer and run, as a head holds them."""
@@ -571,71 +597,14 @@ class EntryTotals:
         }
 
 
+def _privacy_events(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the events among the counts of a payer."""
+    return {
+        name: count
+        for name, count in counts.items()
+        if name not in (NO_GUARANTEE, QUERIES, BYTES) and not name.startswith(UNIT_PREFIX)
+    }
+
+
 def _query_key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     return entry["run"], entry["node"], entry["number"], entry["part"], entry["history_hash"]
-
-
-MAX_ENTRY_NUMBER = 2**62  # largest number of an entry
-
-Totals = Mapping[tuple[str, str], Counter[str]]  # by payer and run
-
-
-# --- the head ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class AuditLogHead:
-    """State of a log: number (0 before the first) and hash of its last entry, and the totals by then."""
-
-    number: int = 0
-    hash: str = ""
-    totals: Totals = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path) -> AuditLogHead | None:
-        """Return the head in a file, or None if there is no file.
-
-        Raises:
-            OSError, ValueError: the file cannot be read.
-        """
-        try:
-            table = json.loads(path.read_text(encoding="utf-8"))
-            rows = [(payer, run, dict(counts)) for payer, run, counts in table["totals"]]
-            head = cls(table["entry"], table["hash"], {(payer, run): Counter(c) for payer, run, c in rows})
-        except FileNotFoundError:
-            return None
-        except (AttributeError, LookupError, TypeError, RecursionError) as error:
-            raise ValueError(f"it is none: {error!r}") from error
-        if type(head.number) is not int or not 0 <= head.number <= MAX_ENTRY_NUMBER or not is_text(head.hash):
-            raise ValueError("invalid number or hash of its entry")
-        if len(head.totals) != len(rows) or not all(map(_is_total, rows)):
-            raise ValueError("invalid totals")
-        return head
-
-
-def write_audit_head(path: Path, number: int, hash_: str, rows: Iterable[str]) -> None:
-    """Replace the head in a file; the old one stays if that fails (OSError). ``rows`` as
-    :func:`format_head_total` makes them.
-    """
-    write_head(path, number, hash_, f',"totals":[{",".join(rows)}]')
-
-
-def format_head_total(payer: str, run: str, counts: Mapping[str, int]) -> str:
-    """Return one total as the text of a head."""
-    return json.dumps([payer, run, counts], separators=(",", ":"))
-
-
-def _is_total(row: tuple[object, object, Mapping[object, object]]) -> bool:
-    payer, run, counts = row
-    has_known_names = all(
-        isinstance(name, str)
-        and (name in (NO_GUARANTEE, QUERIES, BYTES) or name.startswith(UNIT_PREFIX) or is_event(name))
-        for name in counts
-    )
-    return (
-        is_text(payer)
-        and bool(run)
-        and is_text(run)
-        and has_known_names
-        and all(map(is_count, counts.values()))
-    )

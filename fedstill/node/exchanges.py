@@ -12,7 +12,7 @@ import torch
 from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.node.release_ledger import Release
 from fedstill.protocol.queries import Query
-from fedstill.protocol.wire_format import Tensors, tensor_bytes
+from fedstill.protocol.wire_format import Tensors
 
 MAX_EXCHANGES = 4
 MAX_BYTES = 2**26  # fewer exchanges if they are large, but at least one
@@ -33,6 +33,7 @@ class Exchange:
         input_gradients: ``(G, ...)``, one per differentiable input.
         gradients: releases of input gradients, by node.
         is_graph_freed: whether graph and outstanding responses were dropped.
+        kept_bytes: bytes of the tensors that are kept after that.
     """
 
     query: Query
@@ -45,6 +46,7 @@ class Exchange:
     input_gradients: list[torch.Tensor] = field(default_factory=list)
     gradients: Mapping[str, Release] = field(default_factory=dict)
     is_graph_freed: bool = False
+    kept_bytes: int = 0
 
     @property
     def is_released(self) -> bool:
@@ -64,25 +66,24 @@ class Exchange:
         """Drop the graph, and with it what was not released yet."""
         self.inputs, self.outputs, self.is_graph_freed = {}, {}, True
         self.drop_received()
+        releases = (*self.responses, *self.gradients.values())
+        released = [tensor for release in releases for tensor in release.tensors.values()]
+        self.kept_bytes = sum([tensor.nbytes for tensor in (*released, *self.input_gradients)])
 
 
 class RecentExchanges(OrderedDict[int, Exchange]):
     """The last exchanges, by query number."""
 
     def keep(self, exchange: Exchange) -> None:
-        """Add an exchange; free the graphs of earlier ones and drop the oldest."""
+        """Add an exchange, whose responses are not released yet; free the graphs of earlier ones and drop
+        the oldest.
+        """
         for older in self.values():
-            older.free_graph()
+            if not older.is_graph_freed:
+                older.free_graph()
         self[exchange.number] = exchange
-        while len(self) > (MAX_EXCHANGES if self._bytes() <= MAX_BYTES else 1):
+        while len(self) > (MAX_EXCHANGES if self._kept_bytes() <= MAX_BYTES else 1):
             self.popitem(last=False)
 
-    def _bytes(self) -> int:
-        releases = (
-            release
-            for exchange in self.values()
-            for release in (*exchange.responses, *exchange.gradients.values())
-        )
-        released = (tensor for release in releases for tensor in release.tensors.values())
-        computed = (gradient for exchange in self.values() for gradient in exchange.input_gradients)
-        return sum(tensor_bytes(tensor) for tensor in (*released, *computed))
+    def _kept_bytes(self) -> int:
+        return sum([exchange.kept_bytes for exchange in self.values()])

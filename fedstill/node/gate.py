@@ -19,20 +19,17 @@ from fedstill.node.admission import (
     first_reason,
     require,
 )
-from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
-from fedstill.node.audit_log import AuditLog
+from fedstill.node.audit_entries import RESPONSE, ReceivedQuery
+from fedstill.node.audit_log import AuditLog, Charge
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.protected_tensors import protect
 from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.node.release_ledger import Release, ReleaseLedger
 from fedstill.node.replies import ReleaseCost
 from fedstill.node.run_budgets import RunBudgets
-from fedstill.privacy.events import PrivacyCost, total_cost
 from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors, WireConfig, bytes_by_kind
-
-# Names of noise streams by part: another name gives other noise.
-NOISE_PARTS = {RESPONSE: "answer", GRADIENT: "gradient"}
 
 
 class ReleaseEncoder(Protocol):
@@ -133,10 +130,10 @@ class Gate:
             self.encoder.admit(query)
         return release
 
-    def release(
+    def prepare(
         self, release: Release, tensors: Tensors, sent: Tensors, wire: WireConfig | None = None
-    ) -> Tensors:
-        """Release tensors: bound, add noise, charge on disk, then hand over.
+    ) -> PreparedRelease:
+        """Bound tensors and add noise; :func:`hand_over` then charges and releases them.
 
         Args:
             release: an admitted release whose tensors are computed.
@@ -146,17 +143,15 @@ class Gate:
 
         Raises:
             QueryRefused: a tensor of undeclared kind, scores of another shape than the task's, numbers that
-                cannot be encoded, more bytes than the policy allows, or more privacy than the
-                budget.
+                cannot be encoded.
             NodeDataError: rows of another width than the query declares, if their cost depends on it.
-            AuditError: the log has a fault or cannot be written; nothing is released then.
         """
         query, part, received = release.query, release.part, release.received
         rows = approved_limit(self.ledger.approved, query.name, "rows")
         facts = ResponseFacts(part, query, tensors, sent, rows, self.output_shape)
         require(self.node, query.name, RESPONSE_RULES, facts)
         kinds = facts.kinds
-        protected = self._protect(release, tensors)
+        protected = protect(self.ledger.budgets, release, tensors)
         outgoing = protected.tensors
         if part == RESPONSE and query.details.postprocess is not None:
             outgoing = query.details.postprocess(outgoing, sent)
@@ -172,7 +167,7 @@ class Gate:
         encoded = outgoing
         if self.encoder is not None:
             encoded = self.encoder.encode(received, part, query, outgoing)
-        self.ledger.charge(
+        charge = self.ledger.prepare_charge(
             release,
             release_hash=release_hash,  # before the encoder, whose results may differ each time
             byte_counts=bytes_by_kind(encoded, kinds),
@@ -180,9 +175,7 @@ class Gate:
             max_cost=protected.max_cost,
             rule=protected.rule,
         )
-        if self.encoder is not None:
-            self.encoder.record(query, outgoing)
-        return self.ledger.hand_over(release, encoded)
+        return PreparedRelease(self, release, charge, outgoing, encoded)
 
     def release_cost(self, number: int, part: str) -> ReleaseCost:
         """Return mechanism, cost and history hash of the last release of a query's part.
@@ -192,51 +185,43 @@ class Gate:
         cost = self.ledger.release_cost(number, part)
         return cost if self.encoder is not None else replace(cost, release_hash="")
 
-    def _protect(self, release: Release, tensors: Tensors) -> _Protected:
-        """Bound tensors and add noise, as the privacy mechanism requires."""
-        if (budgets := self.ledger.budgets) is None:
-            return _Protected(tensors)
-        query, received, mechanism = release.query, release.received, budgets.mechanism
-        rules = {name: mechanism.rule(query, name) for name in tensors}
-        bounded = {name: rule.bound(tensors[name]) for name, rule in rules.items()}
-        # The noise stream depends on all bits that it hides: equal noise on two responses would cancel.
-        noise_part = NOISE_PARTS[release.part]
-        bounded_digest = digest(noise_part, bounded)
-        noise_names = (
-            "gate",
-            received.number,
-            noise_part,
-            received.content_hash,
-            received.history_hash,
-            bounded_digest,
-        )
-        noised = {
-            name: rule.noise(bounded[name], mechanism.noise_sampler(*noise_names, name))
-            for name, rule in rules.items()
-        }
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        for name, shape in shapes.items():
-            mechanism.require_declared_width(query, name, shape)
-        cost, max_cost = (
-            total_cost(mechanism.release_costs(query, shapes, released)) for released in (noised, None)
-        )
-        texts = [f"{name}: {mechanism.describe_rule(query, name, shape)}" for name, shape in shapes.items()]
-        return _Protected(noised, cost, max_cost, "; ".join(texts), bounded_digest)
-
 
 @dataclass(frozen=True)
-class _Protected:
-    """Tensors with noise, if required.
+class PreparedRelease:
+    """Tensors that are ready to leave through a gate, once they are charged.
 
     Args:
-        tensors: the tensors.
-        cost, max_cost: actual cost, and its upper bound, which depends on shapes only; None: no guarantee.
-        rule: protection in words.
-        bounded_digest: digest of the bounded tensors without noise.
+        gate: the gate.
+        release: the release.
+        charge: its charge.
+        outgoing: tensors to send.
+        encoded: what the gate's encoder sends in their place.
     """
 
-    tensors: Tensors
-    cost: PrivacyCost | None = None
-    max_cost: PrivacyCost | None = None
-    rule: str = "none"
-    bounded_digest: str = ""
+    gate: Gate
+    release: Release
+    charge: Charge
+    outgoing: Tensors
+    encoded: Tensors
+
+
+def hand_over(prepared: Sequence[PreparedRelease]) -> None:
+    """Charge releases of one node or several on disk, then hand all of them over.
+
+    Releases with the same audit log are charged in one transaction: all of them, or none.
+
+    Raises:
+        QueryRefused: more bytes or queries than a policy allows, or more privacy cost than a budget.
+        AuditError: a log has a fault or cannot be written; nothing is released then.
+    """
+    by_log: dict[AuditLog, list[PreparedRelease]] = {}
+    for each in prepared:
+        by_log.setdefault(each.gate.ledger.audit, []).append(each)
+    for audit, charged in by_log.items():
+        numbers = audit.charge_all([each.charge for each in charged])
+        for each, number in zip(charged, numbers, strict=True):
+            each.gate.ledger.confirm_charge(each.release, number)
+    for each in prepared:
+        if each.gate.encoder is not None:
+            each.gate.encoder.record(each.release.query, each.outgoing)
+        each.gate.ledger.hand_over(each.release, each.encoded)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fedstill.core.errors import ArgumentError
 from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.node.replies import ReplyPayload
-from fedstill.node.request_handler import RequestHandler
+from fedstill.node.request_handler import RequestHandler, release_gradients, release_responses
 from fedstill.protocol.messages import SumMessage
 from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import Tensors
@@ -36,8 +36,8 @@ class PlainReleases:
         """
         handler.admit_query(received, number, differentiable)
         handler.compute_responses(number)
-        (release,) = handler.release_responses(number)
-        return release
+        (node,) = handler.group.nodes
+        return release_responses([handler], number)[node.name]
 
     def backward(
         self, handler: RequestHandler, number: int, received: ReceivedTensors, request: SumRequest | None
@@ -45,7 +45,7 @@ class PlainReleases:
         """Return the input gradients, by ``d/dNAME`` of the query's inputs, for gradients of the outputs."""
         (node,) = handler.group.nodes
         handler.compute_gradients(number, {node.name: received})
-        return handler.release_gradients(number, [node.name])[node.name]
+        return release_gradients([handler], number)[node.name]
 
     def rules_by_refused_query(self) -> dict[str, str]:
         """Return no rules: none follows from earlier releases."""

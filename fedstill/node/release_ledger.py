@@ -2,7 +2,7 @@
 
 A release is the response to a query, or the input gradients that follow it. It passes four states, in order::
 
-    ADMITTED --complete--> TRAINED --charge--> CHARGED --hand_over--> RELEASED
+    ADMITTED --complete--> TRAINED --confirm_charge--> CHARGED --hand_over--> RELEASED
 
 - *Admitted*: rules, limits and budgets allow it. Private training on which it depends is charged before it
   begins, whatever comes of it.
@@ -38,7 +38,7 @@ from fedstill.node.audit_entries import (
     Entry,
     ReceivedQuery,
 )
-from fedstill.node.audit_log import AuditLog, Spending
+from fedstill.node.audit_log import AuditLog, Charge, Spending
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.replies import ReleaseCost
 from fedstill.node.run_budgets import RunBudgets
@@ -152,11 +152,11 @@ class ReleaseLedger:
         """
         release = Release(query, RESPONSE, received)
         # A repeated query is admitted; other content under the same number is another query.
-        entry = self._release_entry(release)
-        if received.content_hash not in self.audit.totals.sibling_content_hashes(vars(entry)):
+        known = self.audit.totals.sibling_content_hashes(self._release_keys(release))
+        if received.content_hash not in known:
             cost = None if self.budgets is None else self._expected_cost(self.budgets, release, sent)
             spending = self.audit.spending(self.payer, self.run)
-            require(self.node, query.name, CHARGE_RULES, self._charge_facts(query.name, spending, cost))
+            require(self.node, query.name, CHARGE_RULES, self._charge_facts(release, spending, cost))
         return release
 
     def admit_gradients(
@@ -172,7 +172,7 @@ class ReleaseLedger:
         received = replace(
             response.received,
             content_hash=content_hash,
-            history_hash=response.received.next_history_hash,
+            history_hash=response.received.history_after(response.received.history_hash),
             received_bytes=byte_counts,
         )
         if not response.is_released:
@@ -264,7 +264,7 @@ class ReleaseLedger:
 
     # --- charged ------------------------------------------------------------------------------------------
 
-    def charge(
+    def prepare_charge(
         self,
         release: Release,
         *,
@@ -273,8 +273,10 @@ class ReleaseLedger:
         cost: PrivacyCost | None,
         max_cost: PrivacyCost | None,
         rule: str,
-    ) -> None:
-        """Charge a release: write its entry, after the training on which it depends.
+    ) -> Charge:
+        """Return the charge of a release, after charging the training on which it depends.
+
+        Its check raises :class:`QueryRefused` if a limit or a budget is exceeded.
 
         Args:
             release: the release.
@@ -286,15 +288,22 @@ class ReleaseLedger:
             rule: protection of the release, in words.
 
         Raises:
-            QueryRefused: a limit or a budget is exceeded.
+            QueryRefused: initial training exceeds a budget.
             AuditError: the log has a fault or cannot be written.
         """
         release.require_before(CHARGED)
         received, budgets = release.received, self.budgets
         if budgets is not None:
             self._charge_initial_training(budgets, release)
-        entry = self._release_entry(
-            release,
+        # A gradient belongs to its response, and each further gradient is a query by itself.
+        # So is another response to the same query if a bit differs, for example because inputs
+        # have another memory layout, or the processor changed.
+        keys = self._release_keys(release)
+        is_changed = bool(self.audit.totals.sibling_content_hashes(keys))
+        query_count = int(release.part == RESPONSE or is_changed)
+        entry = Entry(
+            **keys,
+            content_hash=received.content_hash,
             release_hash=release_hash,
             down=received.received_bytes,
             up=byte_counts,
@@ -303,26 +312,21 @@ class ReleaseLedger:
             cost=cost_to_dict(cost or PrivacyCost()),
             no_guarantee=int(cost is None),
             unit=budgets.mechanism.unit if budgets is not None and cost else "",
+            queries=query_count,
+            training_cost=self.audit.totals.unreported_training_charges(self.run, self.node),
         )
-        # A gradient belongs to its response, and each further gradient is a query by itself.
-        # So is another response to the same query if a bit differs, for example because inputs
-        # have another memory layout, or the processor changed.
-        is_changed = bool(self._count_siblings(entry))
-        query_count = int(release.part == RESPONSE or is_changed)
-        training_cost = self.audit.totals.unreported_training_charges(self.run, self.node)
-        entry = replace(entry, queries=query_count, training_cost=training_cost)
+        byte_count = sum(byte_counts.values())
 
         def check(spending: Spending) -> None:
-            facts = replace(
-                self._charge_facts(received.query, spending, max_cost),
-                queries=query_count,
-                byte_count=sum(byte_counts.values()),
-                is_changed=is_changed,
-            )
+            facts = self._charge_facts(release, spending, max_cost, query_count, byte_count, is_changed)
             require(self.node, received.query, CHARGE_RULES, facts)
 
-        self._entry_numbers[received.number, release.part] = self.audit.charge(entry, check)
+        return Charge(entry, check)
+
+    def confirm_charge(self, release: Release, entry_number: int) -> None:
+        """Take note that a release is charged, by the number of its entry in the audit log."""
         release.move_to(CHARGED)
+        self._entry_numbers[release.received.number, release.part] = entry_number
 
     # --- released -----------------------------------------------------------------------------------------
 
@@ -354,14 +358,27 @@ class ReleaseLedger:
 
     # --- entries ------------------------------------------------------------------------------------------
 
-    def _charge_facts(self, query: str, spending: Spending, cost: PrivacyCost | None) -> ChargeFacts:
+    def _charge_facts(
+        self, release: Release, spending: Spending, cost: PrivacyCost | None, *counts: Any
+    ) -> ChargeFacts:
+        query = release.received.query
         responses = self.audit.totals.response_counts[self.run, self.node, query]
-        return ChargeFacts(query, self.policy, self.approved, self.budgets, spending, responses, cost)
+        return ChargeFacts(
+            query, self.policy, self.approved, self.budgets, spending, responses, cost, *counts
+        )
 
-    def _release_entry(self, release: Release, **fields: Any) -> Entry:
+    def _release_keys(self, release: Release) -> dict[str, Any]:
+        """Return the fields of a release's entry that are known before it is computed, without content."""
         received = release.received
-        keys = (self.run, self.payer, self.node, received.number, received.query, release.part)
-        return Entry(*keys, content_hash=received.content_hash, history_hash=received.history_hash, **fields)
+        return {
+            "run": self.run,
+            "payer": self.payer,
+            "node": self.node,
+            "number": received.number,
+            "query": received.query,
+            "part": release.part,
+            "history_hash": received.history_hash,
+        }
 
     def _charged_attempts(self, budgets: RunBudgets, release: Release, sent: Tensors) -> int:
         """Return how many times training for this query was charged: once for each different result."""

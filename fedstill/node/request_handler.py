@@ -1,15 +1,14 @@
 """Request handler of a group of nodes: queries come in, responses are released through the gates.
 
 A query goes through :meth:`~RequestHandler.admit_query`, :meth:`~RequestHandler.compute_responses` and
-:meth:`~RequestHandler.release_responses`. Gradients of its inputs are computed in
+:func:`release_responses`. Gradients of its inputs are computed in
 :mod:`fedstill.node.input_gradients`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -21,6 +20,7 @@ from fedstill.node.architectures import stacking_key
 from fedstill.node.audit_entries import ReceivedQuery
 from fedstill.node.captured_functions import CapturedFunctions
 from fedstill.node.exchanges import Exchange, RecentExchanges
+from fedstill.node.gate import PreparedRelease, hand_over
 from fedstill.node.input_gradients import OutputGradients
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
@@ -35,8 +35,8 @@ class RequestHandler:
     """Responds to queries for a group of nodes, each node's part through its own gate.
 
     A repeated query with the same number gets the same response: no function runs, and nothing is counted.
-    This holds too if a gate failed half-way, for example on a full disk: computed tensors are kept until
-    the next query, and a repeated query releases the rest.
+    This holds too if a gate failed, for example on a full disk: computed tensors are kept until the next
+    query, and a repeated query releases them.
 
     Args:
         group: the nodes.
@@ -133,10 +133,10 @@ class RequestHandler:
         self._exchanges.keep(exchange)
         for node, response in zip(self.group.nodes, exchange.responses, strict=True):
             node.gate.ledger.complete(response)
-            node.history_hash = replace(response.received, history_hash=node.history_hash).next_history_hash
+            node.history_hash = response.received.history_after(node.history_hash)
 
-    def release_responses(self, number: int) -> Sequence[Tensors]:
-        """Return each node's response, in the group's order, through its gate.
+    def prepare_responses(self, number: int) -> Iterator[PreparedRelease]:
+        """Yield the responses that were not released yet, from each node's gate.
 
         Raises:
             QueryMismatch: some responses are outstanding, and a later query was computed meanwhile.
@@ -147,9 +147,14 @@ class RequestHandler:
         for row, (node, response) in enumerate(zip(self.group.nodes, exchange.responses, strict=True)):
             if not response.is_released:
                 outputs = {key: output[row].detach() for key, output in exchange.outputs.items()}
-                node.gate.release(response, outputs, exchange.received.decompressed, self.wire)
+                yield node.gate.prepare(response, outputs, exchange.received.decompressed, self.wire)
+
+    def released_responses(self, number: int) -> Mapping[str, Tensors]:
+        """Return the released responses to a query, by node."""
+        exchange = self._exchanges[number]
         exchange.drop_received()
-        return [response.tensors for response in exchange.responses]
+        responses = zip(self.group.nodes, exchange.responses, strict=True)
+        return {node.name: response.tensors for node, response in responses}
 
     # --- input gradients ----------------------------------------------------------------------------------
 
@@ -166,18 +171,21 @@ class RequestHandler:
             raise QueryMismatch(self.group.nodes[0].name, "unknown", number)
         input_gradients.compute_input_gradients(exchange, self.group.nodes, output_gradients)
 
-    def release_gradients(self, number: int, names: Collection[str]) -> Mapping[str, Tensors]:
-        """Return the input gradients of some nodes with output gradients, through their gates."""
+    def prepare_gradients(self, number: int) -> Iterator[PreparedRelease]:
+        """Yield the input gradients that were not released yet, from each node's gate."""
         exchange = self._exchanges[number]
         for row, node in enumerate(self.group.nodes):
-            release = exchange.gradients.get(node.name) if node.name in names else None
+            release = exchange.gradients.get(node.name)
             if release is not None and not release.is_released:
                 gradients = {
                     f"d/d{key}": grad[row]
                     for key, grad in zip(exchange.query.differentiable, exchange.input_gradients, strict=True)
                 }
-                node.gate.release(release, gradients, {}, self.wire)
-        return {name: exchange.gradients[name].tensors for name in names}
+                yield node.gate.prepare(release, gradients, {}, self.wire)
+
+    def released_gradients(self, number: int) -> Mapping[str, Tensors]:
+        """Return the released input gradients of a query, by node."""
+        return {name: release.tensors for name, release in self._exchanges[number].gradients.items()}
 
     # --- computing ----------------------------------------------------------------------------------------
 
@@ -240,6 +248,18 @@ class RequestHandler:
         """
         copies = tensor.detach().unsqueeze(0).expand(len(self.group), *tensor.shape)
         return copies.requires_grad_() if differentiable else copies
+
+
+def release_responses(handlers: Sequence[RequestHandler], number: int) -> dict[str, Tensors]:
+    """Charge the nodes' responses to a query, all in one transaction, and return them by node."""
+    hand_over([prepared for handler in handlers for prepared in handler.prepare_responses(number)])
+    return {k: tensors for handler in handlers for k, tensors in handler.released_responses(number).items()}
+
+
+def release_gradients(handlers: Sequence[RequestHandler], number: int) -> dict[str, Tensors]:
+    """Charge the nodes' input gradients, all in one transaction, and return them by node."""
+    hand_over([prepared for handler in handlers for prepared in handler.prepare_gradients(number)])
+    return {k: tensors for handler in handlers for k, tensors in handler.released_gradients(number).items()}
 
 
 def _require_declared_forms(node: Node, query: Query, received: ReceivedTensors) -> None:

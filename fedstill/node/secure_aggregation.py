@@ -51,7 +51,7 @@ from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.received_tensors import ReceivedTensors
 from fedstill.node.replies import AgreementCodes, ReplyPayload
-from fedstill.node.request_handler import RequestHandler
+from fedstill.node.request_handler import RequestHandler, release_gradients, release_responses
 from fedstill.node.run_folder import RELEASED_COUNTS, RunFolder
 from fedstill.protocol.digests import chain_digest, sha256_digest
 from fedstill.protocol.messages import ConfirmSurvivors, ReceiveKeys, RevealMasks, SendKeys, SumMessage
@@ -258,8 +258,7 @@ class MaskedReleases(SumEncoder):
                 self.query_history_hash = chain_digest(previous, f"{number} {query_hash} failed")
                 del self._contributions[number, RESPONSE]
                 raise
-        (release,) = handler.release_responses(number)
-        return release
+        return release_responses([handler], number)[self.gate.node]
 
     def backward(
         self, handler: RequestHandler, number: int, received: ReceivedTensors, request: SumRequest | None
@@ -279,7 +278,7 @@ class MaskedReleases(SumEncoder):
             if known is None:
                 self._contributions.pop((number, GRADIENT), None)
             raise
-        return handler.release_gradients(number, [self.gate.node])[self.gate.node]
+        return release_gradients([handler], number)[self.gate.node]
 
     def _keep(self, number: int, part: str, request: SumRequest | None, context: tuple[str, str]) -> None:
         self._contributions[number, part] = _Contribution(request, context)

@@ -175,6 +175,8 @@ class WireConfig(CheckedOptions):
         >>> sent["x"].tolist(), [round(scale, 4) for scale in sent["x:scale"].tolist()]
         ([[50, -127], [127, 0]], [0.01, 0.02])
         """
+        if self.inputs == self.gradients == "float32":
+            return dict(tensors)
         sent: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
             dtype_name = self.wire_dtype(kinds.get(name, ""))

@@ -16,14 +16,17 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, QueryMismatch, QueryRefused
 from fedstill.federation.inprocess import InProcess
 from fedstill.models import PatchCritic, build
+from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_view import NodeView
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.release_ledger import Release, ReleaseLedger
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.node_side import NodeSetting, NodeSide
 from fedstill.protocol.queries import Query
+from fedstill.protocol.wire_format import Tensors
 from fedstill.runs.simulation import group_nodes
 from fedstill.tasks.classification import Classification
 from tests.support.errors import raises_invalid, raises_refused
@@ -302,6 +305,33 @@ def test_refusal_names_node_query_and_rule(policy: PolicyConfig, rule: str, stac
     assert world.calls == 0
     assert all(torch.equal(p, q) for p, q in zip(before, world.critics(), strict=True))
     assert world.audit.traffic_totals() == audit
+
+
+@ENGINES
+def test_all_releases_of_a_query_are_charged_before_the_first_is_handed_over(
+    stacked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, charged = World(stacked=stacked), []
+    hand_over = ReleaseLedger.hand_over
+
+    def watched(ledger: ReleaseLedger, release: Release, tensors: Tensors) -> Tensors:
+        charged.append((release.part, sum(1 for _ in world.audit.entries())))
+        return hand_over(ledger, release, tensors)
+
+    monkeypatch.setattr(ReleaseLedger, "hand_over", watched)
+    loss_of(world.federation.query("predict_logits", x=image())).backward()
+    k = len(world.nodes)
+    assert charged == [("response", k)] * k + [("gradient", 2 * k)] * k
+
+
+def test_refused_release_charges_no_node_and_hands_over_none() -> None:
+    """Of the last node, whose limit depends on the response."""
+    world = World(ALIKE, policies={"n2": PolicyConfig(max_bytes=20)})
+    with raises_refused("max_bytes: 20", query="predict_logits", node="n2"):
+        world.federation.query("predict_logits", x=image())
+    assert world.calls
+    assert list(world.audit.entries()) == []
+    assert world.audit.spending("n0", ALL_RUNS).total_bytes == 0
 
 
 def test_check_policies_reports_later_refusals() -> None:

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.node import audit_database, audit_log
-from fedstill.node.audit_entries import Entry
-from fedstill.node.audit_log import AuditError, AuditLog, AuditLogHead, Spending
+from fedstill.node.audit_entries import Entry, check_entry, parse_entry_fields
+from fedstill.node.audit_head import AuditLogHead
+from fedstill.node.audit_log import AuditError, AuditLog, Charge, Spending
 from tests.support.audit_logs import edit, entry, fill, head
 from tests.support.processes import FORKING
 
@@ -121,6 +122,56 @@ def test_counts_responses_and_further_gradients_by_query() -> None:
         assert count(number=2, query="count_labels") == count(number=2, run="second") == 4
 
 
+def test_several_charges_are_one_transaction(path: Path) -> None:
+    with closing(AuditLog(path)) as audit:
+        seen: list[int] = []
+        charges = [Charge(entry(n), lambda spent: seen.append(spent.total_queries)) for n in (0, 1, 1, 2)]
+        statements: list[str] = []
+        audit._database.connection.set_trace_callback(statements.append)
+        assert audit.charge_all(charges) == [1, 2, 2, 3], "an equal entry is written once"
+        assert [s for s in statements if s.startswith("BEGIN")] == ["BEGIN IMMEDIATE"] * 2, "log and head"
+        assert seen == [0, 1, 2], "each check gets the charges before it"
+        audit.verify()
+    lone = path.with_name("lone.sqlite")
+    with closing(AuditLog(lone)) as audit:
+        for number in range(3):
+            audit.charge(entry(number))
+    texts = []
+    for file in (path, lone):
+        with closing(AuditLog(file, read_only=True)) as audit:
+            texts.append([{**row, "at": "", "hash": ""} for row in audit.entries()])
+    assert texts[0] == texts[1], "the same entries as one by one"
+
+
+@pytest.mark.parametrize("failing", ["check", "commit"])
+def test_no_charge_is_written_if_one_fails(path: Path, failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(spent: Spending) -> None:
+        raise Refused("no more")
+
+    with closing(AuditLog(path)) as audit:
+        audit.charge(entry(0))
+        before = audit.spending("clinic", "first"), audit.last_hash
+        if failing == "check":
+            with pytest.raises(Refused):
+                audit.charge_all([Charge(entry(1)), Charge(entry(2), refuse)])
+        else:
+            execute = audit._database.execute
+
+            def full(statement: str, *values: Any) -> Any:
+                if statement == "COMMIT" and audit._last_number == 3:
+                    raise sqlite3.OperationalError("database or disk is full")
+                return execute(statement, *values)
+
+            monkeypatch.setattr(audit._database, "execute", full)
+            with pytest.raises(AuditError, match="full"):
+                audit.charge_all([Charge(entry(1)), Charge(entry(2))])
+            monkeypatch.undo()
+        assert (audit.spending("clinic", "first"), audit.last_hash) == before
+        assert [row["number"] for row in audit.entries()] == [0]
+        assert audit.charge_all([Charge(entry(1)), Charge(entry(2))]) == [2, 3], "a repeated attempt"
+        audit.verify()
+
+
 def test_refused_charge_is_not_written(path: Path) -> None:
     def refuse(spent: Spending) -> None:
         raise Refused("no more")
@@ -159,6 +210,32 @@ def test_rejects_invalid_entries(wrong: dict[str, Any]) -> None:
         audit.charge(entry(**{"number": 0, **wrong}))
     assert list(audit.entries()) == []
     audit.verify()
+
+
+VALUES = st.one_of(
+    st.sampled_from(
+        ["", "b", "refused", "accepted", "response", "\ud800", 0, 1, -1, 2**53, 0.0, False, None]
+    ),
+    st.dictionaries(st.sampled_from(["logits", "gaussian(1.1)", ""]), st.sampled_from([0, 1, 2**53, True])),
+    st.dictionaries(st.sampled_from(["rule", "\ud800"]), st.sampled_from(["", "b", 1])),
+    st.sampled_from([[], (), ["b"]]),
+)
+
+
+@given(fields=st.dictionaries(st.sampled_from([*vars(entry())]), VALUES, max_size=4))
+def test_checks_entries_as_their_lines_are_read(fields: dict[str, Any]) -> None:
+    """An entry is valid exactly if the line that it writes restores all of its fields."""
+    written = Entry(**{**vars(entry()), **fields})
+    try:
+        restored = parse_entry_fields(written.to_line("")) or {}
+    except (TypeError, ValueError):
+        restored = {}
+    same = [type(restored.get(name)) is type(value) for name, value in vars(written).items()]
+    if all(same) and restored == {"at": "", **vars(written)}:
+        check_entry(written)
+    else:
+        with pytest.raises(ArgumentError):
+            check_entry(written)
 
 
 @given(
@@ -254,7 +331,8 @@ def test_killed_process_never_loses_charges(tmp_path: Path) -> None:
             spent = audit.spending("clinic", "first").total_events.get("laplace(1.0)", 0)
         assert len(numbers) == len(set(numbers)) == spent  # no charge twice
         assert set(map(int, out)) <= set(numbers)  # no charge lost
-        assert len(numbers) <= len(out) + 1  # at most one charge without its reply
+        assert len(numbers) % 2 == 0  # of two charges in one transaction, both or none
+        assert len(numbers) <= len(out) + 2  # at most one transaction without its reply
         between += len(numbers) - len(out)
     assert len(out) > 40
     assert between > 4  # some were killed after the charge and before the reply
@@ -267,9 +345,10 @@ def _charge_until_killed(path: Path, released: Path, signals: int) -> None:
         with released.open("ab", buffering=0) as file:
             number = len(released.read_bytes().split())
             while True:
-                audit.charge(entry(number, cost={"laplace(1.0)": 1}))
-                file.write(b"%d\n" % number)  # the reply
-                number += 1
+                both = number, number + 1
+                audit.charge_all([Charge(entry(each, cost={"laplace(1.0)": 1})) for each in both])
+                file.write(b"%d\n%d\n" % both)  # the reply
+                number += 2
     finally:
         os._exit(1)
 

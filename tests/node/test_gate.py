@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,8 @@ import torch
 
 from fedstill.core.errors import DataError, QueryRefused
 from fedstill.node.admission import SIMULATION_RULES, TENSOR_RULES, TensorFacts, first_reason
-from fedstill.node.audit_entries import ALL_RUNS, Entry, ReceivedQuery
-from fedstill.node.audit_log import FILE, AuditLog
+from fedstill.node.audit_entries import ALL_RUNS, ReceivedQuery
+from fedstill.node.audit_log import FILE, AuditLog, Charge
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.received_tensors import ReceivedTensors
@@ -30,6 +30,7 @@ from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS, GRADIENTS, INPUTS, LABEL_MAPS, PARAMETERS
 from fedstill.protocol.queries import Query, QueryDetails
 from fedstill.protocol.run_plan import RunDescription
+from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks.classification import Classification
 from tests.support.audit_logs import entries, total_charged
 from tests.support.errors import raises_invalid, raises_refused
@@ -71,11 +72,11 @@ class Watched(AuditLog):
         super().__init__()
         self.calls = calls
 
-    def charge(self, entry: Entry, *check: Any) -> int:
-        number = super().charge(entry, *check)
-        self.calls.append(f"charge {entry.part}")
-        self.last = entry
-        return number
+    def charge_all(self, charges: Sequence[Charge]) -> list[int]:
+        numbers = super().charge_all(charges)
+        self.calls += [f"charge {charge.entry.part}" for charge in charges]
+        self.last = charges[-1].entry
+        return numbers
 
 
 # --- policy --------------------------------------------------------------------------------------
@@ -317,9 +318,9 @@ def test_charge_is_on_disk_before_release(tmp_path: Path) -> None:
     entry_counts = []
 
     class Watching(ReleaseLedger):
-        def charge(self, *args: Any, **fields: Any) -> None:
-            super().charge(*args, **fields)
-            entry_counts.append(len(entries(tmp_path)))  # read before anything is returned
+        def hand_over(self, release: Release, tensors: Tensors) -> Tensors:
+            entry_counts.append(len(entries(tmp_path)))
+            return super().hand_over(release, tensors)
 
     with closing(AuditLog(tmp_path / FILE)) as audit:
         door = gate(audit)

@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from fedstill.node.audit_entries import NODE_DATA, ReceivedQuery
-from fedstill.node.audit_log import AuditError, AuditLog
+from fedstill.node.audit_log import AuditError, AuditLog, Charge
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.run_budgets import RunBudgets
@@ -214,18 +215,18 @@ def test_crash_at_release_never_reports_less_than_left(
 ) -> None:
     """A response that a killed process did not send may be charged; one that was sent always is."""
     clinic = private(tmp_path / "clinic").ready()
-    charge = AuditLog.charge
+    charge_all = AuditLog.charge_all
 
     class Killed(BaseException):
         pass
 
-    def killed(audit: AuditLog, entry: Any, *given: Any) -> int:
+    def killed(audit: AuditLog, charges: Sequence[Charge]) -> list[int]:
         if crash == "after the entry":
-            charge(audit, entry, *given)
+            charge_all(audit, charges)
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(AuditLog, "charge", killed)
+        patch.setattr(AuditLog, "charge_all", killed)
         with pytest.raises(Killed):
             call(clinic, 0)
     assert len(clinic.charged_releases()) == (crash == "after the entry")

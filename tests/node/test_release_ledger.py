@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fedstill.node import dp_training
-from fedstill.node.audit_entries import NODE_DATA, RELEASES, Entry
-from fedstill.node.audit_log import AuditLog
+from fedstill.node.audit_entries import NODE_DATA, RELEASES
+from fedstill.node.audit_log import AuditLog, Charge
 from fedstill.node.captured_functions import CapturedFunctions
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import NoPrivacy
@@ -50,7 +50,7 @@ noise = 2.0
 noise = 2.0
 """
 
-ORDINARY_SUM, ORDINARY_CHARGE = dp_training.clipped_sum_and_loss, AuditLog.charge
+ORDINARY_SUM, ORDINARY_CHARGE = dp_training.clipped_sum_and_loss, AuditLog.charge_all
 ORDINARY_CALL = CapturedFunctions.__call__
 
 WRITES = ("training", "training result", "response", "gradient")
@@ -119,17 +119,17 @@ class Charging(RuleBasedStateMachine):
     def _install(self) -> None:
         """Make the failure of the current message happen at its place."""
 
-        def charge(audit: AuditLog, entry: Entry, *check: Any) -> int:
-            what, part = self.trouble
+        def charge_all(audit: AuditLog, charges: Sequence[Charge]) -> list[int]:
+            (what, part), entry = self.trouble, charges[0].entry
             is_here = part == entry.part and entry.number >= 0
             if is_here and what == "full disk":
                 raise OSError(28, "No space left on device")
             if is_here and what == "kill before":
                 raise Killed
-            number = ORDINARY_CHARGE(audit, entry, *check)
+            numbers = ORDINARY_CHARGE(audit, charges)
             if is_here and what == "kill after":
                 raise Killed
-            return number
+            return numbers
 
         def clipped_sum(*given: Any) -> tuple[torch.Tensor, float]:
             if self.trouble == ("kill", "in training"):
@@ -145,7 +145,7 @@ class Charging(RuleBasedStateMachine):
                 raise RuntimeError("out of memory")
             return outputs
 
-        self.patch.setattr(AuditLog, "charge", charge)
+        self.patch.setattr(AuditLog, "charge_all", charge_all)
         self.patch.setattr(dp_training, "clipped_sum_and_loss", clipped_sum)
         self.patch.setattr(CapturedFunctions, "__call__", call)
 

@@ -260,7 +260,8 @@ def test_release_is_masked_once_after_disk_error(party: Party, monkeypatch: pyte
 
     monkeypatch.setattr(node.sums, "encode", record)
     with monkeypatch.context() as full:
-        full.setattr(node.gate.ledger, "charge", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+        audit = node.gate.ledger.audit
+        full.setattr(audit, "charge_all", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
         with pytest.raises(OSError, match="full"):
             node.respond(0, 0.0, call)
     with pytest.raises(QueryMismatch):

@@ -18,7 +18,7 @@ from fedstill.methods.fedkd import FedKD
 from fedstill.models.module_utils import to_vector
 from fedstill.node import session as at
 from fedstill.node.audit_entries import ReceivedQuery
-from fedstill.node.gate import Gate
+from fedstill.node.gate import Gate, hand_over
 from fedstill.node.node import Node
 from fedstill.node.node_service import NodeService
 from fedstill.node.release_ledger import TRAINED, Release
@@ -217,7 +217,9 @@ def release_now(
     sent: Mapping[str, torch.Tensor],
 ) -> Mapping[str, torch.Tensor]:
     """Release tensors that are already computed."""
-    return gate.release(Release(query, part, received, TRAINED), tensors, sent)
+    release = Release(query, part, received, TRAINED)
+    hand_over([gate.prepare(release, tensors, sent)])
+    return release.tensors
 
 
 class Journal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedstill.node.received_tensors import ReceivedTensors
-from fedstill.node.request_handler import RequestHandler
+from fedstill.node.request_handler import RequestHandler, release_gradients, release_responses
 from fedstill.protocol.wire_format import Tensors
 
 
@@ -16,7 +16,7 @@ def respond(
     received = ReceivedTensors.of_query(handler.side.queries[name], tensors)
     handler.admit_query(received, number, differentiable)
     handler.compute_responses(number)
-    return handler.release_responses(number)
+    return list(release_responses([handler], number).values())
 
 
 def backward(
@@ -26,4 +26,4 @@ def backward(
     query = handler.query_name(number)
     received = {node: ReceivedTensors.of_gradients(query, each) for node, each in output_gradients.items()}
     handler.compute_gradients(number, received)
-    return handler.release_gradients(number, received)
+    return release_gradients([handler], number)
