@@ -23,7 +23,7 @@ import tyro
 
 from fedstill.federation import ray_actors
 from fedstill.node.audit_entries import ENTRY_FIELDS, Entry
-from fedstill.node.audit_log import AuditLog
+from fedstill.node.audit_log import AuditLog, Charge
 from fedstill.runs import ray_simulation
 from fedstill.runs.run import run
 from fedstill.runs.spec import from_dict
@@ -149,8 +149,7 @@ def server_milliseconds(nodes: int = 1000, values: int = 16 * 64) -> dict[str, f
         start = time.process_time()
         reply = ray_actors.from_message(message)
         read = time.process_time()
-        for fields in reply["entries"]:
-            log.charge(Entry(**fields))
+        log.charge_all([Charge(Entry(**fields)) for fields in reply["entries"]])
         charged = time.process_time()
         log.close()
     return {"reading": 1e3 * (read - start) / nodes, "charging": 1e3 * (charged - read) / nodes}

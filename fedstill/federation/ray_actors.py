@@ -26,7 +26,7 @@ from fedstill.federation.federation import SentQuery
 from fedstill.federation.inprocess import InProcess
 from fedstill.federation.link_config import LinkConfig
 from fedstill.node.audit_entries import Entry
-from fedstill.node.audit_log import AuditLog
+from fedstill.node.audit_log import AuditLog, Charge
 from fedstill.node.node import Node
 from fedstill.protocol.node_side import NodeSide
 from fedstill.protocol.wire_format import Tensors, pack, unpack
@@ -341,8 +341,7 @@ class RayFederation(InProcess):
         replies = self._actors.call(method, arguments)
         released: dict[str, Tensors] = {}
         for reply in replies.values():
-            for fields in reply["entries"]:
-                self._audit.charge(Entry(**fields))
+            self._audit.charge_all([Charge(Entry(**fields)) for fields in reply["entries"]])
             released |= reply["released"]
         raise_error(replies)
         return {name: self.to_device(released[name]) for name in names}
