@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from fedstill.core.compute import RayConfig
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.run_writer import ATTACK_NEEDS_CONFIG, read_result, reject_run_of_python_objects
@@ -181,7 +182,7 @@ class ReplayedRun:
         # All backends give the same metrics, up to rounding.
         engine = config.engine
         if engine.backend != "local":
-            engine = replace(engine, backend="local", batching="one-by-one")
+            engine = replace(engine, backend="local", batching="one-by-one", ray=RayConfig())
         no_evaluation = replace(config.evaluation, every=0, centralized=False, samples=0)
         config = replace(config, engine=engine, evaluation=no_evaluation)
         loaded = prepare_data(config, load(config.data, config.task))

@@ -53,6 +53,7 @@ from fedstill.models.model_config import encoder_backbone
 from fedstill.models.predictors import file_fingerprint
 from fedstill.runs import run
 from fedstill.runs.data_digests import digest_examples
+from fedstill.runs.ray_simulation import simulation_class
 from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import RunSpec
 
@@ -530,7 +531,7 @@ def _check_runs(
             status.update(f"checking run {count} of {len(checked)}")
             config = comparison.run_config(planned)
             try:
-                simulation, _ = build_simulation(config, placeholder=True)
+                simulation, _ = build_simulation(config, simulation_class(config), placeholder=True)
             except FedstillError as error:
                 seeds = [dataclasses.replace(planned, seed=seed) for seed in comparison.seeds]
                 refused.update((other.folder, str(error)) for other in seeds if other in unfinished)

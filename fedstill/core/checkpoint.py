@@ -37,12 +37,14 @@ def save_state(path: Path, state: State) -> None:
         TypeError: the state holds a value of another type.
     """
     tensors: dict[str, torch.Tensor] = {}
-    tree = json.dumps(_encode(state, tensors))
+    tree = json.dumps(encode_state(state, tensors))
     part = path.with_name(path.name + ".part")
     try:
         part.unlink(missing_ok=True)
         private_files.create_empty(part)  # readable by the owner only
-        save_file(tensors, part, metadata={"tree": tree})
+        # Copies, as safetensors refuses shared memory.
+        copies = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+        save_file(copies, part, metadata={"tree": tree})
         with part.open("rb+") as file:
             os.fsync(file.fileno())
     except (OSError, SafetensorError) as error:
@@ -84,33 +86,43 @@ def load_state(path: Path) -> State:
         with safe_open(path, framework="pt") as file:
             tree = json.loads(file.metadata()["tree"])
             names = file.keys()
-            return _decode(tree, {name: file.get_tensor(name).clone() for name in names})
+            return decode_state(tree, {name: file.get_tensor(name).clone() for name in names})
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunFolderError(f"{path} is not a checkpoint of a run: {error}") from error
 
 
-def _encode(value: State, tensors: dict[str, torch.Tensor]) -> Any:
+def encode_state(value: State, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return a nested state as JSON values that refer to its tensors by name.
+
+    Args:
+        value: nested dicts, lists and tuples of tensors and JSON values.
+        tensors: gets the tensors, on the CPU.
+
+    Raises:
+        TypeError: the state holds a value of another type.
+    """
     if isinstance(value, torch.Tensor):
         name = str(len(tensors))
-        tensors[name] = value.detach().cpu().contiguous().clone()
+        tensors[name] = value.detach().cpu()
         return {"tensor": name}
     if isinstance(value, Mapping):  # as pairs: an optimizer's state has integer keys
-        return {"dict": [[key, _encode(item, tensors)] for key, item in value.items()]}
+        return {"dict": [[key, encode_state(item, tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_encode(item, tensors) for item in value]}
+        return {kind: [encode_state(item, tensors) for item in value]}
     if value is None or isinstance(value, str | int | float | bool):
         return value
     raise TypeError(f"state holds a {type(value).__name__} (expected tensors and JSON values)")
 
 
-def _decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> State:
+def decode_state(value: Any, tensors: Mapping[str, torch.Tensor]) -> State:
+    """Return the state that :func:`encode_state` has encoded."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":
-        return {key: _decode(item, tensors) for key, item in content}
-    items = [_decode(item, tensors) for item in content]
+        return {key: decode_state(item, tensors) for key, item in content}
+    items = [decode_state(item, tensors) for item in content]
     return items if kind == "list" else tuple(items)

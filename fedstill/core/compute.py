@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Barrier, Event, local
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -25,7 +25,7 @@ from annotated_types import Ge
 from fedstill.core import timing
 from fedstill.core.cuda_graphs import CudaGraphCapturer, uses_global_rng
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError
-from fedstill.core.options import CheckedOptions
+from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveInt
 from fedstill.core.seeds import exclusive_run, seeded, watch_global_rng, without_global_seeding
 
 T = TypeVar("T")
@@ -81,6 +81,22 @@ class ComputeConfig(CheckedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RayConfig(CheckedOptions):
+    """Options of the backend ray."""
+
+    section: ClassVar[str] = "engine.ray"
+
+    actors: PositiveInt | None = None
+    """Number of actors, over which the nodes are divided; none: as many as the CPUs or GPUs of the cluster
+    allow. Each takes engine.threads CPUs (one if that is 0), and at most one actor for each node is used."""
+    address: str = ""
+    """Address of a Ray cluster: auto for the one that this machine belongs to, HOST:PORT, or
+    ray://HOST:PORT; empty: Ray is started on this machine for the run."""
+    gpus_per_actor: NonNegativeFloat = 0.0
+    """Share of a GPU for each actor with engine.device = "cuda"; with 0.25, four actors share one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig(ComputeConfig):
     """Options for computing the federation. Except for precision, they change only speed and last digits.
 
@@ -94,14 +110,15 @@ class EngineConfig(ComputeConfig):
 
     section: ClassVar[str] = "engine"
 
-    backend: Literal["local", "flare", "flare-poc"] = "local"
-    """Place of the nodes' computation. local: in this process. flare: each in a process of its own, in NVIDIA
-    FLARE's simulator or with startup_kit in a deployed federation. flare-poc: in a federation that is
-    deployed on this machine for the run."""
+    backend: Literal["local", "ray", "flare", "flare-poc"] = "local"
+    """Place of the nodes' computation. local: in this process. ray: in Ray actors, several nodes in each, on
+    this machine or a cluster. flare: each in a process of its own, in NVIDIA FLARE's simulator or with
+    startup_kit in a deployed federation. flare-poc: in a federation that is deployed on this machine for the
+    run."""
     batching: Literal["auto", "stacked", "one-by-one"] = "auto"
-    """Grouping of nodes in the local backend. stacked computes nodes of equal architecture in one call,
-    one-by-one computes each node separately. auto stacks small networks on a GPU, except while they only
-    train, and many networks without convolutions on a CPU."""
+    """Grouping of nodes in the backends local and ray. stacked computes nodes of equal architecture in one
+    call, one-by-one computes each node separately. auto stacks small networks on a GPU, except while they
+    only train, and many networks without convolutions on a CPU."""
     watch_random: bool = False
     """Find networks and methods that use torch's global generator outside of layers such as torch.nn.Dropout.
     The first computation of each architecture is watched, and if it uses the generator, nodes are computed
@@ -112,13 +129,25 @@ class EngineConfig(ComputeConfig):
     startup_kit: str = ""
     """With the backend flare: the folder of the startup kit of a deployed federation. Its nodes take part
     with their own data, models and policies."""
+    ray: RayConfig = field(default_factory=RayConfig)
+    """The backend ray."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_ray()
         if self.startup_kit and self.backend != "flare":
             raise ArgumentError(
                 "engine.startup_kit", self.startup_kit, "none, unless engine.backend is flare"
             )
+
+    def _check_ray(self) -> None:
+        if self.backend != "ray":
+            for name, value in vars(self.ray).items():
+                if value != getattr(RayConfig, name):
+                    raise ArgumentError(f"engine.ray.{name}", value, "none, unless engine.backend is ray")
+        elif (self.ray.gpus_per_actor > 0) != self.device.startswith("cuda"):
+            expected = "above 0 if engine.device is cuda, else 0"
+            raise ArgumentError("engine.ray.gpus_per_actor", self.ray.gpus_per_actor, expected)
 
 
 class Compute:

@@ -137,6 +137,7 @@ ENTRY_DEFAULTS = {
     name: value for name, value in vars(Entry("", "", "", 0, "", "")).items() if name not in REQUIRED
 }
 
+ENTRY_FIELDS = (*REQUIRED, *ENTRY_DEFAULTS)
 _DEFAULT_TYPES = {name: type(value) for name, value in ENTRY_DEFAULTS.items()}
 _REQUIRED_FIELDS = frozenset(("at", *REQUIRED))
 EVENT_FIELDS = frozenset(("at", *REQUIRED, "rule", "actor", "details"))  # fields of a security event

@@ -453,11 +453,13 @@ def build_setting(spec: RunSpec, loaded: LoadedData) -> Setting:
         else None
     )
     sites = spec.split.distinct_node_values(_columns_to_split(spec, data)) or [""] * len(parts)
+    task, shape = run_task(spec, data.classes), tuple(data.test.inputs.shape[1:])
+    interface = Interface(task, data.classes, shape, data.vocabulary, data.mean, data.std, data.schema)
     nodes = [
         SimulatedNode(
             name=f"node-{index}",
             data=part,
-            model=_build_node_model(spec, data, names[index % len(names)], index),
+            model=build_node_model(spec, interface, index),
             policy=spec.nodes.policy,
             privacy=spec.nodes.privacy,
             site=site,
@@ -520,12 +522,13 @@ def _build_initial_network(spec: RunSpec, data: DataSet, name: str, *purpose: st
     return network
 
 
-def _build_node_model(spec: RunSpec, data: DataSet, name: str, index: int) -> torch.nn.Module:
-    """Build a node's model."""
-    parsed, place = parse_node_model(name, spec.nodes.encoder_weights), Path()
-    task, shape = run_task(spec, data.classes), tuple(data.test.inputs.shape[1:])
-    to = Interface(task, data.classes, shape, data.vocabulary, data.mean, data.std, data.schema)
-    return custom_model.build_model(parsed, to, place, spec.seed, "model", index, option="nodes.models")
+def build_node_model(spec: RunSpec, interface: Interface, index: int) -> torch.nn.Module:
+    """Build the model of a simulation's node, by the node's index."""
+    names = spec.nodes.models
+    parsed = parse_node_model(names[index % len(names)], spec.nodes.encoder_weights)
+    return custom_model.build_model(
+        parsed, interface, Path(), spec.seed, "model", index, option="nodes.models"
+    )
 
 
 def parse_node_model(spec: str, encoder_weights: str = "") -> ModelConfig:

@@ -26,6 +26,8 @@ from fedstill.core.run_writer import (
 from fedstill.core.text_format import format_count, json_text
 from fedstill.core.version import __version__
 from fedstill.data.config import check_no_validation
+from fedstill.federation.ray_actors import require_ray
+from fedstill.runs.ray_simulation import simulation_class
 from fedstill.runs.results import write_results
 from fedstill.runs.simulation import Simulation, build_simulation
 from fedstill.runs.spec import (
@@ -118,14 +120,16 @@ def run_or_resume(
 def _build_simulation(
     spec: RunSpec, progress: bool, check: Check | None
 ) -> tuple[Simulation, dict[str, Any]]:
-    prepared = build_simulation(spec, progress=progress)
+    prepared = build_simulation(spec, simulation_class(spec), progress=progress)
     if check is not None:
         check(prepared[0])
     return prepared
 
 
 def _require_engine(spec: RunSpec) -> None:
-    if spec.engine.backend != "local":
+    if spec.engine.backend == "ray":
+        require_ray()
+    elif spec.engine.backend != "local":
         from fedstill.federation.provision import require_flare
 
         require_flare()
@@ -212,7 +216,7 @@ def _run_in_folder(
     simulation.listeners = listeners
     about["command"] = command
     simulation.trained = None if trained is None else TrainedModels(trained, spec)
-    if spec.engine.backend != "local":
+    if spec.engine.backend in ("flare", "flare-poc"):
         from fedstill.runs.deployment import rehearse
 
         return write_simulation_result(simulation, about, rehearse(spec, simulation, out, bars), out)

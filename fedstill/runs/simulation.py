@@ -10,11 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedstill.core.compute import Compute
-from fedstill.core.cuda_graphs import uses_global_rng
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, RunFolderError
 from fedstill.core.progress import ProgressBar
@@ -60,17 +58,16 @@ from fedstill.runs.build import (
 )
 from fedstill.runs.data_digests import digest_examples, digest_run_data
 from fedstill.runs.evaluation import Evaluation
+from fedstill.runs.group_training import GroupTraining
 from fedstill.runs.results import collect_results
 from fedstill.runs.simulation_metrics import MeasuredSimulation
 from fedstill.runs.spec import RunSpec
 from fedstill.runs.trained_model_cache import TrainedModels
 
-CHUNK = 50  # local steps between two checks whether a checkpoint is due
 UPPER_BOUND = (
     "Training one model on the pooled data, the centralized upper bound; evaluation.centralized = false "
     "(--evaluation.centralized false) skips it."
 )
-LOG_INTERVAL = 50  # local steps between two logged losses; each node's last loss is logged, too
 
 
 class Simulation(MeasuredSimulation):
@@ -371,65 +368,16 @@ class Simulation(MeasuredSimulation):
                 TrainedModels.save_models(file, nodes, steps=steps, seconds=seconds, losses=losses)
 
     def _train(self, groups: Sequence[Sequence[Node]], phase: str, span: Span) -> None:
-        """Train groups from the steps that they have reached to the end of a span, several at once."""
-        local, workers = self.setting.spec.nodes.local, self.compute.workers
-        nodes = [node for group in groups for node in group]
-        last_steps = {node.name: len(span.steps(local.steps(len(node.data)))) for node in nodes}
-        group_ends = [max(last_steps[node.name] for node in group) for group in groups]
-        architectures = [(phase, stacking_key(group[0].model)) for group in groups]
-        random = [uses_global_rng(group[0].model) for group in groups]
-
-        def advance(nodes: Sequence[Node]) -> tuple[int, list[dict[str, Any]]]:
-            lines = []
-
-            def report(nodes: Sequence[Node], step: int, losses: torch.Tensor) -> None:
-                due = [
-                    at
-                    for at, node in enumerate(nodes)
-                    if step % LOG_INTERVAL == 0 or step == last_steps[node.name]
-                ]
-                for at, loss in zip(
-                    due, losses[due].tolist() if due else (), strict=True
-                ):  # otherwise avoid waiting for the device
-                    line = {"phase": phase, "node": nodes[at].name, "step": step, "loss": round(loss, 5)}
-                    lines.append(line)
-
-            start = self.local_steps.get(nodes[0].name, 0)
-            done = local_training.train(
-                nodes, self.task, local, self.compute, span=span, start=start, steps=CHUNK, report=report
-            )
-            return done, lines
-
-        def remaining_steps() -> dict[int, int]:
-            done = [self.local_steps.get(group[0].name, 0) for group in groups]
-            return {at: end - done[at] for at, end in enumerate(group_ends) if end > done[at]}
-
-        if remaining_steps():
+        """Train groups from the steps that they have reached to the end of a span."""
+        local = self.setting.spec.nodes.local
+        training = GroupTraining(groups, phase, span, self.task, local, self.compute, self.local_steps)
+        if training.remaining_steps():
             if phase == "centralized":
                 self.bars.print_line(UPPER_BOUND)
             self.bars.update(*self._phase_and_steps(phase))
-        while left := remaining_steps():
-            # The groups with most remaining steps first, so that all cores are busy until the end.
-            batch = sorted(left, key=lambda index: -left[index])[: workers.count]
-            if any(
-                groups[index][0].dp_sgd_parameters for index in batch
-            ):  # whose training is charged in order
-                batch = batch[:1]
-            now = [groups[index] for index in batch]
-            results = (
-                map(advance, now)
-                if len(groups) == 1
-                else workers.map(
-                    advance,
-                    now,
-                    [architectures[index] for index in batch],
-                    [random[index] for index in batch],
-                )
-            )
-            for group, (done, lines) in zip(now, results, strict=True):
-                self.local_steps[group[0].name] = done
-                for line in lines:
-                    self.records.add_metrics(line)
+        while training.remaining_steps():
+            for line in training.advance():
+                self.records.add_metrics(line)
             self.bars.update(*self._phase_and_steps(phase))
             if self.records.is_save_due():
                 self._save_checkpoint()
@@ -461,11 +409,16 @@ class Simulation(MeasuredSimulation):
 
 
 def build_simulation(
-    spec: RunSpec, *, progress: bool = False, placeholder: bool = False
+    spec: RunSpec,
+    kind: type[Simulation] = Simulation,
+    *,
+    progress: bool = False,
+    placeholder: bool = False,
 ) -> tuple[Simulation, dict[str, Any]]:
     """Build a simulation from a configuration, with all checks.
 
     Args:
+        kind: class of the simulation.
         progress: show the progress of features that are computed first.
         placeholder: take zeros as features of a backbone, so that a run is checked without computing them.
 
@@ -481,7 +434,7 @@ def build_simulation(
     if reason is not None:  # first, as it cannot be fixed by other options
         raise MethodRefused(method.title, "", reason)
     loaded = prepare_data(spec, data, progress=progress, placeholder=placeholder)
-    simulation = Simulation(build_setting(spec, loaded))
+    simulation = kind(build_setting(spec, loaded))
     if loaded.feature_space is not None:
         simulation.notes += loaded.feature_space.notes
     if spec.data.validation:

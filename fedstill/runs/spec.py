@@ -45,7 +45,7 @@ Name = Annotated[str, MinLen(1), "the name of a model"]
 RESUMABLE_OPTIONS = (
     r"name|plugins|track\b.*|(data|public)\.(root|path)|link\.(wait|quorum|outlier)"
     r"|features\.(weights|batch|cache|cache_gib)"
-    r"|engine\.(backend|batching|device|threads|cuda_graphs|watch_random|channels_last|startup_kit)"
+    r"|engine\.(backend|batching|device|threads|cuda_graphs|watch_random|channels_last|startup_kit|ray\..*)"
 )
 
 
