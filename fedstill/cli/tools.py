@@ -214,7 +214,7 @@ def _print_tasks() -> None:
 EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "flare": ("nodes as processes and machines of their own", ("nvflare", "cryptography", "psutil")),
     "offline": ("queries and answers by files", ("cryptography",)),
-    "dp": ("which layers cannot learn privately, and what takes their place", ("opacus",)),
+    "dp": ("private training, privacy.mechanism = dp-sgd", ("opacus",)),
     "text": ("Hugging Face models and tokenizers; export --format huggingface", ("transformers",)),
     "tables": ("Parquet files", ("pyarrow",)),
     "medical": ("NIfTI volumes", ("nibabel",)),
@@ -228,7 +228,7 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "a run's metrics in TensorBoard, MLflow, Weights & Biases",
         ("tensorboard", "mlflow", "alembic", "wandb"),
     ),
-    "vision": ("torchvision's networks as custom models", ("torchvision",)),
+    "vision": ("pretrained backbones of timm and torchvision; torchvision's data", ("torchvision", "timm")),
 }
 Port = Annotated[int, Interval(ge=0, le=65535), "1 to 65535"]
 MISSING = "not installed"

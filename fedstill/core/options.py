@@ -180,6 +180,9 @@ def check_fields(config: object, section: str) -> None:
         if not is_valid(value):
             shown = list(value) if isinstance(value, tuple) else value
             raise ArgumentError(f"{section}.{name}" if section else name, shown, describe_constraints(kind))
+    for name, group in _group_fields(of):
+        if not isinstance(value := getattr(config, name), group):
+            raise ArgumentError(f"{section}.{name}" if section else name, value, f"a {group.__name__}(...)")
 
 
 def check_value(kind: Any, value: object, name: str) -> None:
@@ -232,6 +235,17 @@ def _constrained_fields(kind: type) -> tuple[tuple[str, Any, Callable[[Any], boo
         (name, hints[name], _make_validator(hints[name]))
         for name in names
         if describe_constraints(hints[name])
+    )
+
+
+@cache
+def _group_fields(kind: type) -> tuple[tuple[str, type], ...]:
+    """Return name and type of the fields that are groups of options, which are dataclasses, too."""
+    hints = get_type_hints(kind)
+    return tuple(
+        (name, hints[name])
+        for name in getattr(kind, "__dataclass_fields__", ())
+        if isinstance(hints[name], type) and is_dataclass(hints[name])
     )
 
 

@@ -349,6 +349,15 @@ class Backbone(nn.Module):
         self.requires_grad_(False).eval()
         self.width = self._measured_width()
 
+    def _fixed_size_text(self) -> str:
+        """Return the size that an ONNX graph takes alone; empty: it takes others, or is no graph."""
+        encoder = self.network.network if isinstance(self.network, LayerOutput) else self.network
+        if not isinstance(encoder, OnnxEncoder):
+            return ""
+        size = encoder.session.get_inputs()[0].shape[1:]
+        is_fixed = all(isinstance(side, int) for side in size)
+        return f", as this graph takes {format_shape(tuple(size))}" if is_fixed else ""
+
     @property
     def takes_shorter_texts(self) -> bool:
         """True if token ids may be fewer than those of the run, so that padding need not be computed."""
@@ -378,7 +387,7 @@ class Backbone(nn.Module):
         except FedstillError:
             raise
         except Exception as error:  # errors of any library
-            expected = "a backbone for such images, or another features.size"
+            expected = "a backbone for such images, or another features.size" + self._fixed_size_text()
             if self.raw.vocabulary:
                 expected = "a backbone for texts, or fewer tokens: data.length"
             raise ModelError(
@@ -598,6 +607,8 @@ def load_backbone(options: Features, raw: RawInputs, device: str = "cpu") -> Bac
         network = LayerOutput(network, options.layer)
     precision = options.precision if options.precision != "auto" else _native_precision(device)
     if isinstance(network, OnnxEncoder) or options.backbone.startswith(("random-conv", "scattering")):
+        if options.precision == "bfloat16":
+            raise ArgumentError("features.precision", "bfloat16", f"float32 or auto, with {options.backbone}")
         precision = "float32"
     pixels = {key: buffer.flatten().tolist() for key, buffer in conversion.named_buffers()}
     identity = {"name": name, "layer": options.layer, "pixels": pixels}

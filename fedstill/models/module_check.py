@@ -9,6 +9,8 @@ excluded because torch samples by an example's position in the batch, which depe
 
 from __future__ import annotations
 
+import importlib
+
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
@@ -209,13 +211,24 @@ def _check_training(model: nn.Module, x: torch.Tensor, outputs: tuple[int, ...],
         )
 
 
-def _describe_replacement(layer: nn.Module, last: nn.Module | None) -> str:
-    """Return a layer's problem and replacement, or an empty text. ``last`` is the layer before it."""
+def require_opacus() -> None:
+    """Refuse private training without the package that checks networks for it.
+
+    Raises:
+        FedstillError: Opacus is not installed.
+    """
     try:
-        import opacus.layers as private
-        from opacus.validators import ModuleValidator
+        importlib.import_module("opacus")
     except ImportError as error:
         raise FedstillError("Opacus is not installed: pip install 'fedstill[dp]'") from error
+
+
+def _describe_replacement(layer: nn.Module, last: nn.Module | None) -> str:
+    """Return a layer's problem and replacement, or an empty text. ``last`` is the layer before it."""
+    require_opacus()
+    import opacus.layers as private
+    from opacus.validators import ModuleValidator
+
     name = type(layer).__name__
     if any(
         isinstance(tensor, nn.parameter.UninitializedParameter) for tensor in layer.parameters(recurse=False)

@@ -237,7 +237,8 @@ def _data_sentences(result: Result) -> str | None:
     size = f"{' and '.join(counts)} examples" if counts else ""
     shape = result.data.shape
     if size and shape:
-        noun = " features" if result.data.schema else " tokens"
+        are_features = result.data.schema or result.options.get("features.backbone")
+        noun = " features" if are_features else " tokens"
         size += " of " + " \u00d7 ".join(str(side) for side in shape) + (noun if len(shape) == 1 else "")
     data = ", ".join(part for part in (result.data.name, size) if part)
 

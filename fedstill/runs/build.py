@@ -30,7 +30,7 @@ from fedstill.models import custom_model
 from fedstill.models.backbones import RawInputs
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig, encoder_backbone, read_model_config
-from fedstill.models.module_check import needs_two_examples
+from fedstill.models.module_check import needs_two_examples, require_opacus
 from fedstill.models.predictors import URL_SCHEMES, Endpoint
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
@@ -408,8 +408,10 @@ def _to_model_inputs(
         placeholder: take zeros as features.
 
     Raises:
-        FedstillError: the backbone cannot be loaded, or does not take the inputs.
+        FedstillError: the backbone cannot be loaded, or does not take the inputs, or a package is missing.
     """
+    if "model" in spec.nodes.privacy.dp_trained:
+        require_opacus()  # before features are computed
     if not spec.features:
         return LoadedData(data, parts, public)
     run_task(spec, data.classes)  # raises if the task has targets at each pixel

@@ -60,6 +60,9 @@ def export(student: StudentModel, kind: str, out: Path) -> float:
         ArgumentError: unknown format, missing package, or ``out`` cannot be written.
         ModelError: the network cannot be exported, or the export computes something else.
     """
+    named = {Path(each.name).suffix: name for name, each in FORMATS.items() if Path(each.name).suffix}
+    if named.get(out.suffix, kind) != kind:
+        raise ArgumentError("--out", str(out), f"another suffix than that of {named[out.suffix]}")
     if not out.parent.is_dir():
         raise ArgumentError("--out", str(out), f"a path in an existing folder, which {out.parent} is not")
     with TemporaryDirectory(dir=out.parent, prefix=".export-") as folder:

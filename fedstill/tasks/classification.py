@@ -370,8 +370,11 @@ class Classification(SoftmaxTask):
             shares[largest] < IMBALANCE_FACTOR * even and shares[smallest] > even / IMBALANCE_FACTOR
         ):
             return None
+        absent = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
         return (
-            f"test classes are uneven: {names[largest]} is {shares[largest]:.1%} of the examples and "
+            f"no test examples of {', '.join(absent)}: nothing is measured on them; "
+            * bool(absent)
+            + f"test classes are uneven: {names[largest]} is {shares[largest]:.1%} of the examples and "
             f"{names[smallest]} {shares[smallest]:.1%}, where an even share is {even:.1%}; accuracy says "
             "little about rare classes, so consider the metric auc or balanced_accuracy"
         )

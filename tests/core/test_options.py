@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pydoc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
@@ -119,6 +119,21 @@ class LongTraining(Training):
 
     lr: float = 0.01
     """Smaller."""
+
+
+@dataclass(frozen=True)
+class Run(CheckedOptions):
+    """A run with a group of options."""
+
+    local: Training = field(default_factory=Training)
+    """Local training."""
+
+
+def test_group_of_options_must_be_one() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        Run(local={"epochs": 3})  # type: ignore[arg-type]
+    assert (caught.value.name, caught.value.expected) == ("local", "a Training(...)")
+    assert Run(local=LongTraining()).local.lr == 0.01
 
 
 def test_docstring_ends_with_options() -> None:

@@ -101,6 +101,7 @@ def test_rejects_pickled_weights(tmp_path: Path) -> None:
         (Features(TINY, layer="absent"), "features.layer = 'absent'"),
         (Features("random-conv", size=16), "features.size = 16"),
         (Features("random-conv", mean=(0.5,)), "features.mean"),
+        (Features("random-conv", precision="bfloat16"), "features.precision"),
         (Features("absent.onnx"), "an existing .onnx file"),
         (Features("hf:absent"), "a local folder with config.json"),
     ],

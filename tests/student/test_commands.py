@@ -177,6 +177,14 @@ def test_missing_onnx_is_one_line(run: Path, command: Main, monkeypatch: pytest.
     assert "--format onnx needs onnxscript: pip install 'fedstill[onnx]'" in err
 
 
+def test_export_to_a_file_named_like_another_format_is_refused(
+    run: Path, command: Main, tmp_path: Path
+) -> None:
+    code, _, err = command("export", run, "--format", "onnx", "--out", tmp_path / "student.pt")
+    assert (code, err.count("\n"), list(tmp_path.glob("student*"))) == (2, 1, [])
+    assert "invalid --out" in err
+
+
 def test_model_card_has_facts_of_run(run: Path, command: Main, tmp_path: Path) -> None:
     words = ("--format", "torchscript", "--out", tmp_path / "student.pt", "--json")
     code, out, _ = command("export", run, *words)

@@ -196,7 +196,11 @@ def test_advice_for_uneven_classes_names_their_shares() -> None:
     assert advice is not None
     assert "ill is 90.0% of the examples and clear 10.0%, where an even share is 50.0%" in advice
     assert "consider the metric auc or balanced_accuracy" in advice
+    assert "no test examples" not in advice
     assert Classification(2, "auc").metric_warning(uneven, names) is None
+    advice = Classification(3).metric_warning(torch.tensor([0, 1]), ("cat", "deer", "dog"))
+    assert advice is not None
+    assert "no test examples of dog:" in advice
 
 
 @pytest.mark.parametrize(
