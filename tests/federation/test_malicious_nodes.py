@@ -105,14 +105,14 @@ def test_responses_and_gradients_of_malicious_nodes(name: str, factor: float) ->
 
 
 def test_whole_run_with_malicious_nodes(tmp_path: Path) -> None:
-    """The mean of logits suffers, and so does its student; the median does not. The result names the nodes."""
+    """The mean of logits and its student suffer, the median does not. The result names the nodes."""
     accuracies, students = dict[str, float](), dict[str, float]()
     for name, words in {
         "honest": (),
         "mean": ("--adversary.name", "logit-flipping", "--adversary.nodes", "2"),
         "median": (
             "--adversary.name",
-            "logit-scaling",
+            "logit-flipping",
             "--adversary.nodes",
             "2",
             "--method.ensemble",
