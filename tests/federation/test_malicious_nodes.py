@@ -127,7 +127,7 @@ def test_whole_run_with_malicious_nodes(tmp_path: Path) -> None:
     assert any("malicious nodes (logit-flipping): node-" in note for note in result["notes"])
     assert accuracies["mean"] < accuracies["honest"] - 20
     assert students["mean"] < students["honest"] - 20
-    assert accuracies["median"] > accuracies["honest"] - 5
+    assert accuracies["median"] > accuracies["mean"] + 15
 
 
 @pytest.mark.parametrize(
