@@ -22,6 +22,7 @@ from fedstill.core.registry import Registrable
 from fedstill.data.config import DATA
 from fedstill.data.partitioners import SPLITS
 from fedstill.federation import offline_files
+from fedstill.federation.adversaries import ADVERSARIES
 from fedstill.models import MODELS
 from fedstill.node import audit_database
 from fedstill.privacy.config import MECHANISMS
@@ -155,7 +156,7 @@ def test_files_named_in_pages_exist() -> None:
 
 
 def test_entry_point_groups_in_pages_match_registries() -> None:
-    registries = (ATTACKS, DATA, ENSEMBLES, MECHANISMS, METHODS, MODELS, SPLITS, TASKS, TRACKERS)
+    registries = (ADVERSARIES, ATTACKS, DATA, ENSEMBLES, MECHANISMS, METHODS, MODELS, SPLITS, TASKS, TRACKERS)
     groups = {registry.group for registry in registries}
     table = (DOCS / "reference" / "own.md").read_text(encoding="utf-8")
     assert set(re.findall(r"\| `([\w.]+)` \|$", table, re.MULTILINE)) == groups

@@ -25,6 +25,7 @@ from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import Registrable
 from fedstill.data.config import DATA
 from fedstill.data.partitioners import SPLITS
+from fedstill.federation.adversaries import ADVERSARIES
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.method import METHODS
@@ -32,7 +33,7 @@ from fedstill.runs.spec import RunSpec
 from fedstill.tasks import TASKS
 
 KEPT = Path(__file__).with_name("options.toml")
-REGISTRIES = (METHODS, TASKS, DATA, SPLITS, MECHANISMS, ATTACKS)
+REGISTRIES = (METHODS, TASKS, DATA, SPLITS, MECHANISMS, ADVERSARIES, ATTACKS)
 CHANGING = {  # mutable dataclasses, except for those of methods
     "AuditTotals", "Budget", "DifferentiableQueryState", "FedstillConfig", "DailyReleases", "LinkCosts",
     "ServerTranscript",

@@ -26,6 +26,7 @@ from fedstill.core.options import CheckedOptions, field_docs
 from fedstill.core.registry import Registrable
 from fedstill.data.config import DATA
 from fedstill.data.partitioners import SPLITS
+from fedstill.federation.adversaries import ADVERSARIES
 from fedstill.node.node_file import NodeFile
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.method import METHODS
@@ -41,6 +42,7 @@ CHOSEN = {  # what can be chosen: its registry, and the table whose key selects 
     "data": (DATA, "data"),
     "split": (SPLITS, "split"),
     "mechanism": (MECHANISMS, "nodes.privacy"),
+    "adversary": (ADVERSARIES, "adversary"),
     "attack": (ATTACKS, ""),
 }
 

@@ -54,7 +54,8 @@ def list_names(name: MethodName | None = None, /, *, as_json: AsJson = False) ->
     example: fedstill list fedkd
 
     Args:
-        name: a method, or methods, presets, tasks, data, splits, models, ensembles, mechanisms, attacks
+        name: a method, or methods, presets, tasks, data, splits, models, ensembles, mechanisms, adversaries,
+            attacks
     """
     from fedstill.protocol.method import METHODS
 
@@ -67,9 +68,13 @@ def list_names(name: MethodName | None = None, /, *, as_json: AsJson = False) ->
     elif name == "tasks":
         _print_tasks()
     elif name in kinds():
-        print_list((name.removesuffix("s"), "description"), list(_descriptions(name).items()))
+        print_list((_singular(name), "description"), list(_descriptions(name).items()))
     else:
         print_list(("method", name), list(_method_facts(name).items()))
+
+
+def _singular(kind: str) -> str:
+    return f"{kind.removesuffix('ies')}y" if kind.endswith("ies") else kind.removesuffix("s")
 
 
 def kinds() -> list[str]:
@@ -104,6 +109,7 @@ def _registries() -> tuple[dict[str, str], dict[str, Registry[Any]]]:
     from fedstill.attacks.attack import ATTACKS
     from fedstill.data.config import DATA
     from fedstill.data.partitioners import SPLITS
+    from fedstill.federation.adversaries import ADVERSARIES
     from fedstill.models import MODELS
     from fedstill.privacy.config import MECHANISMS
     from fedstill.protocol.method import METHODS
@@ -122,6 +128,7 @@ def _registries() -> tuple[dict[str, str], dict[str, Registry[Any]]]:
         "models": MODELS,
         "ensembles": ENSEMBLES,
         "mechanisms": MECHANISMS,
+        "adversaries": ADVERSARIES,
         "attacks": ATTACKS,
     }
     return methods, others

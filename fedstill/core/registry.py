@@ -155,7 +155,12 @@ class Registry(Mapping[str, T], Generic[T]):
     @property
     def group(self) -> str:
         """Group of the entry points in this registry."""
-        return f"fedstill.{self.what.replace(' ', '_')}s"
+        return f"fedstill.{self.plural.replace(' ', '_')}"
+
+    @property
+    def plural(self) -> str:
+        """The kind of object, in the plural."""
+        return f"{self.what.removesuffix('y')}ies" if self.what.endswith("y") else f"{self.what}s"
 
     def __getitem__(self, name: str) -> T:
         """Return the object of a name, importing it if needed.

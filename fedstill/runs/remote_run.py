@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from fedstill.core.errors import ArgumentError
 from fedstill.data.data_spec import DataSpec
 from fedstill.data.public import PublicData
 from fedstill.federation.remote import LinkCosts, Remote
@@ -100,6 +101,9 @@ class RemoteRun(Run):
     _initial_server: Server
 
     def __init__(self, spec: RunSpec, link: Link, name: str) -> None:
+        if spec.adversary.count:
+            expected = "none, as only nodes of a simulation can be made malicious"
+            raise ArgumentError("adversary.name", spec.adversary.registered_name, expected)
         self.spec = spec
         loaded, data_spec = prepare_server_data(spec)
         self.data, public, self.feature_space = loaded.data, loaded.public, loaded.feature_space

@@ -21,6 +21,7 @@ from fedstill.core.seeds import derive, seeded
 from fedstill.data.augmentation import require_augmentable
 from fedstill.data.loading import load
 from fedstill.federation.inprocess import InProcess
+from fedstill.federation.malicious_nodes import InProcessWithAdversary, form_coalition
 from fedstill.federation.secure_aggregation import SecureAggregation
 from fedstill.methods._server import Server
 from fedstill.models.backbones import RawInputs
@@ -83,10 +84,17 @@ class Simulation(MeasuredSimulation):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         check_nodes(setting)
+        self.coalition = coalition = form_coalition(
+            setting.spec.adversary,
+            [node.name for node in setting.nodes],
+            self.task,
+            setting.spec.seed,
+            setting.spec.link.secure_aggregation,
+        )
         self.nodes = [
             Node(
                 node.name,
-                node.data.to(self.compute.device),
+                coalition.data_of(node.name, node.data, self.task).to(self.compute.device),
                 self._prepare_network(node.model, f"model of {node.name}"),
                 Gate(node.name, node.policy, self.audit),
                 setting.spec.seed,
@@ -132,7 +140,8 @@ class Simulation(MeasuredSimulation):
                 "sgd with link.secure_aggregation: a first step of Adam shows the sign of each gradient"
             )
             raise ArgumentError("local.optimizer", setting.spec.nodes.local.optimizer, expected)
-        self.notes += [*self.side.notes, *group_privacy_notes([node.data for node in self.nodes], privacies)]
+        self.notes += [*coalition.notes, *self.side.notes]
+        self.notes += group_privacy_notes([node.data for node in self.nodes], privacies)
         for node, privacy in zip(self.nodes, privacies, strict=True):
             if needs_mechanism(privacy):
                 key = self.secret(node.name)
@@ -175,7 +184,8 @@ class Simulation(MeasuredSimulation):
         return self._make_server(federation, chosen, self.kinds)
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
-        return InProcess(self.nodes, groups, self.side, self.compute, self.setting.spec.link)
+        given = (self.nodes, groups, self.side, self.compute, self.setting.spec.link)
+        return InProcessWithAdversary(self.coalition, *given) if self.coalition.names else InProcess(*given)
 
     def _perceptual_features(self) -> nn.Module | None:
         nodes = self.setting.spec.nodes

@@ -26,6 +26,7 @@ from fedstill.data.builtin import Digits
 from fedstill.data.config import DataConfig
 from fedstill.data.partitioners import Dirichlet, SplitConfig
 from fedstill.data.public import GAUSSIAN, PublicConfig
+from fedstill.federation.adversaries import Adversary, NoAdversary
 from fedstill.federation.link_config import LinkConfig
 from fedstill.models.backbones import Features
 from fedstill.node.policy import PolicyConfig
@@ -225,6 +226,9 @@ class RunSpec(CheckedOptions):
 
     link: LinkConfig = field(default_factory=LinkConfig)
     """Communication with the nodes: wire formats, timeout, quorum, secure aggregation."""
+
+    adversary: Adversary = field(default_factory=NoAdversary)
+    """Malicious nodes of a simulation; in TOML its key `name` says what they do."""
 
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Options of evaluation."""

@@ -245,6 +245,10 @@ class SoftmaxTask(Task):
         """Return log-probabilities."""
         return responses.log_softmax(2)
 
+    def predictions(self, responses: torch.Tensor) -> torch.Tensor:
+        """Return probabilities."""
+        return responses.softmax(2)
+
     def mix_outputs(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return the logarithm of the weighted mean of probabilities."""
         return logit_formulas.log_mixture(responses.log_softmax(2), weights)

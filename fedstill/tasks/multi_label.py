@@ -84,6 +84,10 @@ class MultiLabel(Task):
         """Return a scalar that is lowest if each label is present in half of the batch."""
         return -_bernoulli_entropy_from_probs(ensembled.sigmoid().mean(0)).mean()
 
+    def predictions(self, responses: torch.Tensor) -> torch.Tensor:
+        """Return probabilities."""
+        return responses.sigmoid()
+
     def mix_outputs(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return the log-odds of the weighted mean probability.
 

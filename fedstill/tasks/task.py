@@ -92,6 +92,11 @@ ENSEMBLES: Registry[Callable[[torch.Tensor, torch.Tensor, Task], torch.Tensor]] 
         "log_probs": "fedstill.tasks.ensembles:log_probs",
         "probs": "fedstill.tasks.ensembles:probs",
         "consensus": "fedstill.tasks.ensembles:consensus",
+        "median": "fedstill.tasks.ensembles:median",
+        "trimmed_mean": "fedstill.tasks.ensembles:trimmed_mean",
+        "geometric_median": "fedstill.tasks.ensembles:geometric_median",
+        "cronus": "fedstill.tasks.ensembles:cronus",
+        "expguard": "fedstill.tasks.ensembles:expguard",
     },
     call_signature="responses, weights and task",
 )
@@ -290,6 +295,13 @@ class Task(ABC):
 
         Classes become log-probabilities, so that nodes can be compared number by number. Outputs without such
         an offset stay as they are.
+        """
+        return responses
+
+    def predictions(self, responses: torch.Tensor) -> torch.Tensor:
+        """Return what outputs ``(K, B, C, ...)`` predict, in bounded units where there are such.
+
+        Classes become probabilities, and so do labels. Numbers stay as they are.
         """
         return responses
 
