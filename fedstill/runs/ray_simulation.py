@@ -59,6 +59,8 @@ class RaySimulation(Simulation):
         if needs_mechanism(spec.nodes.privacy):
             expected = "local or flare, with a privacy mechanism or a budget (nodes.privacy)"
             raise ArgumentError("engine.backend", "ray", expected)
+        if spec.adversary.count:
+            raise ArgumentError("engine.backend", "ray", "local, with malicious nodes (adversary)")
         require_ray()
         self._actors: RayActors | None = None
         self._has_connected = self._is_trained = self._has_trained_in_actors = False

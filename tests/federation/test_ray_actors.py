@@ -179,6 +179,7 @@ def test_names_extra_if_ray_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     ("changes", "text"),
     [
         ({"link": {"secure_aggregation": True}}, "link.secure_aggregation"),
+        ({"adversary": {"name": "label-flipping", "nodes": 1}}, "adversary"),
         ({"nodes": {"models": ["mlp:8"], "privacy": {"mechanism": "dp-sgd"}}}, "nodes.privacy"),
     ],
 )
