@@ -75,8 +75,8 @@ class CoBoosting(Method):
     policy of outputs only refuses.
     """
     ensemble: Ensemble = "logits"
-    """Combination of the logits in A_w: logits, as in the paper, log_probs, probs, consensus, or a custom
-    one."""
+    """Combination of the logits in A_w: logits, as in the paper, log_probs, probs, consensus, a
+    robust one (median and others), or a custom one."""
     hardness: NonNegativeFloat = 1.0
     """Power of 1 - p_y(x) that weights inputs in G's loss; 0: all equal."""
     adversary: NonNegativeFloat = 1.0

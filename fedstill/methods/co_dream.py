@@ -75,8 +75,8 @@ class CoDream(Method):
     """Weights of the nodes in a label: equal, as published, or their shares of each class's examples, which
     are then released."""
     ensemble: Ensemble = "logits"
-    """Combination of the logits in a label: logits, as published, log_probs, probs, consensus, or a custom
-    one."""
+    """Combination of the logits in a label: logits, as published, log_probs, probs, consensus, a
+    robust one (median and others), or a custom one."""
     tau: PositiveOrInf = 1.0
     """Temperature of the distillation."""
     student: ReplayTraining = field(default_factory=partial(ReplayTraining, steps=50))

@@ -75,8 +75,8 @@ class DENSE(Method):
     """Weights of the nodes in D: equal, as in the paper, or their shares of each class's examples, which are
     then released."""
     ensemble: Ensemble = "logits"
-    """Combination of the logits in D: logits, as in the paper, log_probs, probs, consensus, or a custom one.
-    """
+    """Combination of the logits in D: logits, as in the paper, log_probs, probs, consensus, a robust
+    one (median and others), or a custom one."""
     bn: NonNegativeFloat = 1.0
     """Weight of the stability loss (lambda_1, L_BN); 0: nodes release nothing about their batch norm."""
     adversary: NonNegativeFloat = 0.5

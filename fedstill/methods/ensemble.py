@@ -40,7 +40,8 @@ class NodeEnsemble(Method):
 
     ensemble: Ensemble = "consensus"
     """Combination of the responses: logits (class-count weights, as in FedKD Eq. 1), log_probs, probs,
-    consensus, which follows the nodes that know the classes an input shows, or a custom one.
+    consensus, which follows the nodes that know the classes an input shows, a robust one (median and
+    others), or a custom one.
     """
 
     def queries(self, setting: NodeSetting) -> Iterable[Query]:

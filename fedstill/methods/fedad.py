@@ -90,7 +90,8 @@ class FedAD(Method):
     weights: Literal["counts", "equal"] = "counts"
     """Weights of the nodes in the ensemble: their shares of the examples of each class, or equal."""
     ensemble: Ensemble = "logits"
-    """Combination of the responses: logits, log_probs, probs, consensus, or a custom one."""
+    """Combination of the responses: logits, log_probs, probs, consensus, a robust one (median
+    and others), or a custom one."""
     tau: PositiveOrInf = 1.0
     """Temperature of the distillation; inf is its l2 limit."""
 

@@ -67,8 +67,8 @@ class FedDF(FedAvg):
     """Weights of the teachers: equal, as in the paper, or their nodes' shares of each class's examples (FedKD
     Eq. 1), which are then released."""
     ensemble: Ensemble = "logits"
-    """Combination of the teachers' logits: logits, as in the paper, log_probs, probs, consensus, or a custom
-    one."""
+    """Combination of the teachers' logits: logits, as in the paper, log_probs, probs, consensus, a
+    robust one (median and others), or a custom one."""
     tau: PositiveOrInf = 1.0
     """Temperature of the distillation; the paper's is 1, inf is the l2 limit."""
     lr: NonNegativeFloat = 1e-4

@@ -89,7 +89,7 @@ class FedIOD(Method):
     """Inputs x in a query."""
     ensemble: Ensemble = "consensus"
     """Combination of the responses: logits (Eq. 9), log_probs, probs, consensus, which follows the nodes that
-    know the classes an input shows, or a custom one.
+    know the classes an input shows, a robust one (median and others), or a custom one.
     """
     importance: Importance = "counts"
     """Importance weight of a node for an input (pi_k(x), Eq. 8). counts: by class counts alone (published

@@ -122,7 +122,8 @@ class FedKD(Method):
     weights: Literal["counts", "equal"] = "counts"
     """Class weights of the nodes (omega_k^c): shares of each class's examples (Eq. 1), or 1 / K."""
     ensemble: Ensemble = "logits"
-    """Combination of the logits: logits (Eq. 2), log_probs, probs, consensus, or a custom one."""
+    """Combination of the logits: logits (Eq. 2), log_probs, probs, consensus, a robust one (median
+    and others), or a custom one."""
     tau: PositiveOrInf = math.inf
     """Temperature of the distillation (Eq. 5-6); inf is its l2 limit (Eq. 7)."""
 

@@ -40,7 +40,7 @@ from fedstill.methods import (
 )
 from fedstill.methods._public_data import StudentTraining, require_labeled, sample_rows, train_student
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE
-from fedstill.tasks import Task
+from fedstill.tasks import Ensemble, Task
 
 DIGEST_INPUTS = {"rows": INDICES, "consensus": LOGITS, "round": SCHEDULE}
 
@@ -80,6 +80,9 @@ class FedMD(Method):
     """Examples of d_j, sampled in each round; at most all public ones."""
     weights: Literal["equal", "counts"] = "equal"
     """Weights of the nodes: equal, as in the paper, or their shares of the examples of each class."""
+    ensemble: Ensemble = "logits"
+    """Combination of the class scores: logits, as in the paper, log_probs, probs, consensus, a robust one
+    (median and others), or a custom one."""
 
     distance: Literal["l1", "l2", "kl"] = "kl"
     """Loss of digesting: absolute or squared differences of class scores, or the divergence of the
@@ -223,7 +226,7 @@ class FedMD(Method):
             state.scores = server.query("communicate", nodes=state.histogram.names, rows=d).by_node("logits")
         f = torch.stack([*state.scores.values()])  # (K, B, C, ...)
         w = state.histogram.weights(server.task, tuple(state.scores))
-        consensus = server.task.ensemble(f, w, "logits")  # f~ = sum_k w_k f_k  (B, C, ...)
+        consensus = server.task.ensemble(f, w, self.ensemble)  # f~ = sum_k w_k f_k  (B, C, ...)
         sent: dict[str, Any] = {"rows": d, "consensus": consensus, "round": t}
         if t + 1 < self.rounds:
             query, sent["rows_next"] = "digest_and_communicate", sample_rows(server, self.subset, t + 1).int()
@@ -240,4 +243,4 @@ class FedMD(Method):
         self, server: Server, state: FedMDState, responses: Responses
     ) -> torch.Tensor | None:
         w = state.histogram.weights(server.task, responses.nodes)
-        return server.task.ensemble(responses["logits"], w, "logits")
+        return server.task.ensemble(responses["logits"], w, self.ensemble)

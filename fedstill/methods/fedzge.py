@@ -74,7 +74,8 @@ class FedZGE(Method):
     weights: Literal["counts", "equal"] = "counts"
     """Weights of the nodes: their shares of each class's examples, or equal."""
     ensemble: Ensemble = "logits"
-    """Combination of the responses: logits, log_probs, probs, consensus, or a custom one."""
+    """Combination of the responses: logits, log_probs, probs, consensus, a robust one (median
+    and others), or a custom one."""
     tau: PositiveOrInf = 5.0
     """Temperature of the student's distance to the ensemble, in L_adv and in its training; times tau^2."""
     adversary: NonNegativeFloat = 0.04

@@ -80,6 +80,15 @@ def test_consensus_is_mean_of_class_scores(monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(log[2][1]["consensus"], scores.mean(0))
 
 
+def test_consensus_is_the_chosen_ensemble(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = world(replace(CONFIG, ensemble="median"))
+    log = record_queries(here, monkeypatch)
+    before = responses(here)
+    here.server.step()
+    p = before[:, log[0][1]["rows"].long()].softmax(2).sort(0).values[1:3].mean(0)  # of four nodes
+    torch.testing.assert_close(log[1][1]["consensus"].softmax(1), p / p.sum(1, keepdim=True))
+
+
 def test_weights_by_label_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(replace(CONFIG, weights="counts"))
     log = record_queries(here, monkeypatch)
