@@ -260,7 +260,7 @@ ENGINES = ["one-by-one", "stacked"]
 def test_resumed_run_reaches_equal_metrics(
     engine: Any, moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedstill.runs.simulation.CHUNK", 6)
+    monkeypatch.setattr("fedstill.runs.group_training.CHUNK", 6)
     how = {"engine": fedstill.EngineConfig(batching=engine)}
     whole = fedstill.distil(**few(**how, out=tmp_path / "whole"))
     stopped_at(moment, few(**how, out=tmp_path / "run"), monkeypatch)

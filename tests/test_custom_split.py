@@ -78,7 +78,7 @@ def test_list_shows_installed_plugins(lab: Lab) -> None:
     printed = " ".join(lab("list").split())
     assert "sorted, positives, broken, quantity-skew" in printed
     assert "transformer, bag, broken, convmixer" in printed
-    assert "consensus, broken, median, trimmed-mean" in printed
+    assert "cronus, expguard, broken, log-median, log-trimmed-mean" in printed
 
 
 def test_custom_network_at_nodes_and_as_student(lab: Lab) -> None:
@@ -102,7 +102,7 @@ def test_custom_network_in_node_toml(lab: Lab) -> None:
 
 def test_custom_ensemble_by_name(lab: Lab) -> None:
     result = []
-    for mode in ("median", "my_lab.robust:median", "logits"):
+    for mode in ("log-median", "my_lab.robust:median", "logits"):
         lab.run(f"by {mode}", "--method.name", "ensemble", "--method.ensemble", mode)
         result.append(lab.result(f"by {mode}")["ensemble"])
     assert result[0] == result[1] != result[2]

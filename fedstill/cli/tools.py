@@ -54,8 +54,8 @@ def list_names(name: MethodName | None = None, /, *, as_json: AsJson = False) ->
     example: fedstill list fedkd
 
     Args:
-        name: a method, or methods, presets, tasks, data, splits, models, ensembles, mechanisms, adversaries,
-            attacks
+        name: a method, or methods, presets, tasks, data, splits, models, ensembles,
+            mechanisms, adversaries, attacks
     """
     from fedstill.protocol.method import METHODS
 
@@ -220,6 +220,7 @@ def _print_tasks() -> None:
 # By extra: what it is for, and the modules that come with it.
 EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "flare": ("nodes as processes and machines of their own", ("nvflare", "cryptography", "psutil")),
+    "ray": ("simulated nodes in Ray actors, on the machines of a cluster", ("ray",)),
     "offline": ("queries and answers by files", ("cryptography",)),
     "dp": ("private training, privacy.mechanism = dp-sgd", ("opacus",)),
     "text": ("Hugging Face models and tokenizers; export --format huggingface", ("transformers",)),

@@ -232,7 +232,7 @@ class Moments:
         monkeypatch.setattr(RunWriter, "is_save_due", lambda records: True)
         monkeypatch.setattr(RunWriter, "save", saved)
         monkeypatch.setattr(Federation, "query", record_query)
-        monkeypatch.setattr("fedstill.runs.simulation.CHUNK", 3)
+        monkeypatch.setattr("fedstill.runs.group_training.CHUNK", 3)
 
     def happened(self, what: str) -> None:
         self.events.append(what)

@@ -231,7 +231,7 @@ def test_shift_flip_mirrors_half_of_the_images() -> None:
 def test_rejects_invalid_replay_augmentation() -> None:
     with raises_invalid("method.student.augment", "shift", "none"):
         Replay(9, "shift", RECONSTRUCTION, SHAPE, 0)
-    with raises_invalid("method.student.augment", "turn", "not turn"):
+    with raises_invalid("method.student.augment", "turn", "shift-flip or less"):
         Replay(9, "turn", TASK, (1, 16, 24), 0)
 
 
