@@ -108,7 +108,7 @@ class InProcessWithAdversary(InProcess):
     ) -> None:
         super().__init__(nodes, groups, side, compute, link)
         self._coalition = coalition
-        self._honest: OrderedDict[int, Mapping[str, Tensors]] = OrderedDict()
+        self._unchanged: OrderedDict[int, Mapping[str, Tensors]] = OrderedDict()
         categories = coalition.adversary.categories
         if categories and not any(self._changed(query) for query in side.queries.values()):
             expected = (
@@ -127,9 +127,9 @@ class InProcessWithAdversary(InProcess):
         if not changed:
             return responses
         if sent.differentiable:
-            self._honest[sent.number] = responses
-            while len(self._honest) > MAX_EXCHANGES:
-                self._honest.popitem(last=False)
+            self._unchanged[sent.number] = responses
+            while len(self._unchanged) > MAX_EXCHANGES:
+                self._unchanged.popitem(last=False)
         return {
             node: self._corrupt(node, tensors, responses, changed, sent.number)
             for node, tensors in responses.items()
@@ -160,10 +160,10 @@ class InProcessWithAdversary(InProcess):
         self, number: int, query: str, output_gradients: Mapping[str, Tensors], encoding: Any = None
     ) -> Mapping[str, Tensors]:
         """Return gradients; those of malicious nodes are of what they responded."""
-        changed, honest = self._changed(self.queries[query]), self._honest.get(number)
-        if changed and honest is not None:
+        changed, responses = self._changed(self.queries[query]), self._unchanged.get(number)
+        if changed and responses is not None:
             output_gradients = {
-                node: self._honest_gradients(node, gradients, honest, changed, number)
+                node: self._honest_gradients(node, gradients, responses, changed, number)
                 for node, gradients in output_gradients.items()
             }
         return super().collect_gradients(number, query, output_gradients, encoding)
@@ -180,7 +180,8 @@ class InProcessWithAdversary(InProcess):
         if node not in self._coalition.names:
             return gradients
         with torch.enable_grad():
-            z = {name: responses[node][name].detach().float().requires_grad_() for name in changed}
+            own = responses[node]
+            z = {name: own[name].detach().float().requires_grad_() for name in changed if name in own}
             corrupted = self._corrupt(node, z, {**responses, node: z}, changed, number)
         back = dict(gradients)
         for name in changed:

@@ -1,4 +1,4 @@
-"""What adversaries do to data and responses, by hand."""
+"""Changes of data and responses by adversaries, against values by hand."""
 
 from __future__ import annotations
 

@@ -325,7 +325,7 @@ def test_all_releases_of_a_query_are_charged_before_the_first_is_handed_over(
 
 
 def test_refused_release_charges_no_node_and_hands_over_none() -> None:
-    """Of the last node, whose limit depends on the response."""
+    """The last node is refused, as its limit depends on the response."""
     world = World(ALIKE, policies={"n2": PolicyConfig(max_bytes=20)})
     with raises_refused("max_bytes: 20", query="predict_logits", node="n2"):
         world.federation.query("predict_logits", x=image())

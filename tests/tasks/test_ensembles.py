@@ -66,7 +66,7 @@ def test_geometric_median_minimizes_the_sum_of_distances() -> None:
 
 
 def test_cronus_leaves_out_the_nodes_furthest_along_the_main_direction() -> None:
-    """Of ten nodes, the first pass leaves out the two liars, and the second two more."""
+    """The first pass leaves out the two liars of ten nodes, and the second two more."""
     z = 0.1 * random_logits(10)
     z[8:] = torch.tensor([-9.0, -9.0, 9.0])
     kept = z[:8].softmax(2)
