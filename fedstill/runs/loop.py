@@ -148,7 +148,6 @@ class Loop(ABC):
                 self.save_state()
 
     def _finish_results(self) -> dict[str, Any]:
-        """Return the results of a finished run."""
         self.bars.update("evaluation", 0, 1)
         results = self.results()
         self.bars.update("evaluation", 1, 1)
