@@ -73,7 +73,7 @@ def test_every_page_is_in_a_toctree() -> None:
         reached |= new
         queue.extend(new)
     assert {"data", "methods/fedkd", "reference/options"} <= reached
-    assert sorted(known - reached) == [], "add each page to a toctree, for example in docs/howto.md"
+    assert sorted(known - reached) == [], "add each page to a toctree, for example in docs/guides.md"
 
 
 def documented() -> set[str]:
