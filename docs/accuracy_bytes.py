@@ -1,4 +1,4 @@
-"""Draw docs/accuracy-bytes.svg: accuracy against bytes sent, from docs/benchmarks/equal-terms.md at alpha 0.1.
+"""Draw docs/accuracy-bytes.svg: accuracy against bytes sent, at alpha 0.1, from benchmarks/equal-terms.md.
 
     python docs/accuracy_bytes.py
 

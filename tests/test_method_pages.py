@@ -16,7 +16,14 @@ from fedstill.protocol.method import METHODS
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "methods"
-SECTIONS = ["What leaves the node", "When to use it", "Python", "Command", "Differences from the paper", "Results"]
+SECTIONS = [
+    "What leaves the node",
+    "When to use it",
+    "Python",
+    "Command",
+    "Differences from the paper",
+    "Results",
+]
 OPTIONAL = {"Options"}
 WITHOUT_PAPER = {"baselines", "column-sums"}
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "index")
@@ -46,7 +53,9 @@ def block(page: str, language: str) -> str:
 @pytest.mark.parametrize("page", PAGES)
 def test_page_has_the_sections_in_order(page: str) -> None:
     expected = [name for name in SECTIONS if not (page in WITHOUT_PAPER and name.startswith("Differences"))]
-    assert [name for name in re.findall(r"^## (.+)$", text(page), re.MULTILINE) if name not in OPTIONAL] == expected
+    assert [
+        name for name in re.findall(r"^## (.+)$", text(page), re.MULTILINE) if name not in OPTIONAL
+    ] == expected
 
 
 @pytest.mark.parametrize("page", PAGES)

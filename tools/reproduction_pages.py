@@ -1,9 +1,9 @@
-"""Write the generated pages on the papers' tables and figures into docs.
+"""Write the generated pages on the papers' tables and figures into docs/benchmarks.
 
     python tools/reproduction_pages.py
 
-docs/benchmarks/reproduction.md has the summary between two markers; docs/benchmarks/reproduction/ has a page for each, with its
-record. A test compares them with the records.
+docs/benchmarks/reproduction.md has the summary between two markers; the folder docs/benchmarks/reproduction
+has a page for each, with its record. A test compares them with the records.
 """
 
 from __future__ import annotations
