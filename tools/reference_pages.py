@@ -153,34 +153,34 @@ def summary(name: str) -> str:
 def entry(name: str) -> str:
     """Return the entry of one name: heading, signature, docstring, and options or members."""
     if name in ALIASES:
-        return f"### {short(name)}\n\n{ALIASES[name]}"
+        return f"### `{short(name)}`\n\n{ALIASES[name]}"
     thing = load(name)
-    parts = [f"### {short(name)}"]
-    only_options = inspect.isclass(thing) and issubclass(thing, CheckedOptions)
+    parts = [f"### `{short(name)}`"]
+    only_options = inspect.isclass(thing) and is_configured(thing)
     if inspect.isclass(thing) and issubclass(thing, BaseException):
         parts.append(f"Subclass of `{thing.__base__.__name__}`.")
     elif not only_options:
         parts.append(f"```python\n{signature(name, thing)}\n```")
     parts.append(docstring(thing, PARAMETERS.get(name, {}), without_args=only_options))
-    if inspect.isclass(thing):
-        parts += [
-            source(thing),
-            "\n".join(class_options(thing)) if is_dataclass(thing) and only_options else "",
-        ]
-        parts += members(thing) if not is_choice(thing) else []
+    if only_options:
+        parts += [source(thing), "\n".join(class_options(thing))]
+    elif inspect.isclass(thing):
+        parts += members(thing)
     return "\n\n".join(part for part in parts if part)
 
 
-def is_choice(thing: Any) -> bool:
-    """Return whether users only choose and configure a class: a built-in method, mechanism or task."""
-    return issubclass(thing, CheckedOptions) and not inspect.isabstract(thing)
+def is_configured(thing: Any) -> bool:
+    """Return whether users only set options of a class: a built-in choice or a configuration."""
+    if issubclass(thing, Registrable):
+        return bool(thing.registry.name_of(thing) in thing.registry.builtin)
+    return issubclass(thing, CheckedOptions)
 
 
 def source(thing: Any) -> str:
     """Return the name by which a registered class is chosen, and its paper."""
-    registry = getattr(thing, "registry", None)
-    if registry is None or registry.name_of(thing) not in registry.builtin:
+    if not issubclass(thing, Registrable):
         return ""
+    registry = thing.registry
     option = {"mechanism": "nodes.privacy.mechanism", "method": "method.name", "task": "task.name"}.get(
         registry.what
     )
@@ -284,7 +284,7 @@ def prose(text: str) -> str:
         part = paragraphs[i]
         i += 1
         if part.lstrip().startswith(">>>"):
-            parts.append(f"```python\n{textwrap.dedent(part)}\n```")
+            parts.append(f"```python\n{re.sub(r'  # doctest:.*', '', textwrap.dedent(part))}\n```")
         elif part.startswith("    "):  # after a paragraph that ends in a double colon
             code = [part]
             while i < len(paragraphs) and paragraphs[i].startswith("    "):
@@ -321,19 +321,15 @@ def members(thing: Any) -> list[str]:
                 found.append(f"- `{signature(name, function, owner=False)}`\n\n{textwrap.indent(text, '  ')}")
             elif isinstance(member, property) and member.__doc__:
                 found.append(f"- `{name}`: {inline(' '.join(member.__doc__.split()))}")
-        if not issubclass(thing, CheckedOptions):
-            found += [
-                f"- `{name}`: {inline(text)}"
-                for name, text in docs.items()
-                if not name.startswith("_") and name not in seen
-            ]
-            seen |= set(docs)
+        own = {name: text for name, text in docs.items() if not name.startswith("_") and name not in seen}
+        found += [f"- `{name}`: {inline(text)}" for name, text in own.items()]
+        seen |= set(docs)
     return ["**Members**", "\n".join(found)] if found else []
 
 
 def class_options(kind: Any) -> Iterator[str]:
     """Yield the options of a configuration class, and of the groups of a chosen one."""
-    if issubclass(kind, Registrable) and kind.registry.name_of(kind) in kind.registry.builtin:
+    if issubclass(kind, Registrable):
         yield from rows(kind(), "", keys=True)
         return
     hints, docs = get_type_hints(kind, include_extras=True), field_docs(kind)
