@@ -593,7 +593,7 @@ class RecordedAccuracy:
     percent: Mapping[int, Mapping[float, float]]
 
 
-# From fewer records to more; docs/results.md has their spread, and a test holds these to that page.
+# From fewer records to more; docs/benchmarks/privacy.md has their spread, and a test holds these to it.
 RECORDED = (
     RecordedAccuracy(  # experiments/privacy_curves.toml and privacy_digits_linear.toml
         "digits",
