@@ -178,6 +178,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
         "membership": "fedstill.attacks.membership_inference:MembershipInference",
         "memorization": "fedstill.attacks.memorization:Memorization",
         "counts": "fedstill.attacks.label_counts:LabelCounts",
+        "labels": "fedstill.attacks.label_inference:LabelInference",
     },
     base=Attack,
 )

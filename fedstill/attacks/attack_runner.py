@@ -143,7 +143,7 @@ class LeakageConfig(CheckedOptions):
         seed: seed of every random number of the attacks.
 
     >>> [attack.registered_name for attack in LeakageConfig().attacks]
-    ['inversion', 'membership', 'memorization', 'counts']
+    ['inversion', 'membership', 'memorization', 'counts', 'labels']
     """
 
     attacks: tuple[Attack, ...] = field(

@@ -36,7 +36,7 @@ from tests.support.result_files import Page
 
 CONFIG = LeakageConfig().to_table()
 LEAKS = LeakageConfig().comparison_columns
-AUC, TPR, ANSWERS, PSNR, COPYING = LEAKS
+AUC, TPR, ANSWERS, PSNR, COPYING, SHARES = LEAKS
 
 
 def an_attack(title: str, auc: float, rate: float | None = None) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_leakage_is_of_strongest_attack_over_seeds(folder: Path) -> None:
     assert strongest(fedavg, PSNR) == "21.0 \u00b1 0.0"
     assert fediod.strongest_attack_and_value(COPYING) == ("features", Spread(0.25, 0.0))  # the lowest p
     assert strongest(fediod, TPR) is None
-    assert [strongest(alone, leak) for leak in LEAKS] == [None] * 5
+    assert [strongest(alone, leak) for leak in LEAKS] == [None] * 6
 
 
 def test_leakage_needs_all_finished_seeds(folder: Path) -> None:
@@ -145,7 +145,7 @@ def test_missing_leakage_values_are_none(folder: Path, value: Any) -> None:
         leakage = {"audit": None, "config": CONFIG, "attacks": [{"name": "x", "rows": rows}]}
         leak(folder, f"fedavg-seed{seed}", leakage)
     _, fedavg, _ = summarize(folder, a_plan()).entries
-    assert [strongest(fedavg, leak) for leak in LEAKS] == [None] * 5
+    assert [strongest(fedavg, leak) for leak in LEAKS] == [None] * 6
     write_comparison(folder, a_plan())
 
 
@@ -166,7 +166,7 @@ def test_csv_has_leakage_and_attack_names(folder: Path) -> None:
 def test_tables_have_leakage_columns(folder: Path) -> None:
     summary = summarize(folder, a_plan())
     head, _, *rows = method_table_lines(comparison_markdown(summary))
-    assert head.endswith("| seconds | membership AUC | TPR at 1% | responses' AUC | PSNR | memorization p |")
+    assert head.endswith("| seconds | membership AUC | TPR at 1% | responses' AUC | PSNR | memorization p | label shares off by |")
     assert {row.count("|") for row in rows} == {head.count("|")}
     fedavg = "| 12.5 | 64.0 \u00b1 12.2 | 3.0 \u00b1 1.0 | 99.0 \u00b1 0.0 | 21.0 \u00b1 0.0 | - |"
     fediod = "| 12.5 | 55.0 \u00b1 0.0 | - | 99.0 \u00b1 0.0 | - | 0.250 \u00b1 0.000 |"
@@ -179,6 +179,7 @@ def test_terminal_prints_leakage_table(folder: Path, width: int) -> None:
     text = printed(summarize(folder, a_plan()), width)
     rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines() if line.startswith(" FedAvg ")]
     metrics = ["64.0 \u00b1 12.2", "3.0 \u00b1 1.0", "99.0 \u00b1 0.0", "21.0 \u00b1 0.0", "-"]
+    metrics += ["-"] * (width > 80)  # of a further column, which does not fit into 80
     assert ["FedAvg", *metrics] in rows
     assert "no method is called safe." in " ".join(text.split())
 
@@ -203,9 +204,9 @@ def test_page_has_leakage_figure_columns_and_sentences(folder: Path) -> None:
     page = Page(source)
     for expected in (
         "Accuracy against leakage",
-        "Membership AUC % TPR % at 1% Responses\u2019 AUC % PSNR dB Memorization p",
-        "12.5 64.0 \u00b1 12.2 LiRA 3.0 \u00b1 1.0 Loss 99.0 \u00b1 0.0 LiRA 21.0 \u00b1 0.0 iDLG - ",
-        "12.5 - - - - - releases:",
+        "Membership AUC % TPR % at 1% Responses\u2019 AUC % PSNR dB Memorization p Label shares off by %",
+        "12.5 64.0 \u00b1 12.2 LiRA 3.0 \u00b1 1.0 Loss 99.0 \u00b1 0.0 LiRA 21.0 \u00b1 0.0 iDLG - - ",
+        "12.5 - - - - - - releases:",
         "Results of attacks",
         "FedAvg <one> left. Seed 0. Attacks: inversion by DLG, iDLG (4 victims, 1 image each); "
         "membership by Loss, LiRA (16 shadow models, each of a federation).",
