@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib
 import inspect
 import io
@@ -61,7 +62,15 @@ PARAMETERS = {  # groups of a long signature, in the order of the page
     "fedstill.distil": {
         "Federation": ("data", "models", "student", "test", "classes", "names"),
         "Task and inputs": ("task", "mean", "std", "vocabulary", "schema", "features"),
-        "Method and training": ("method", "public", "local", "perceptual", "perceptual_weights", "seed"),
+        "Method and training": (
+            "method",
+            "public",
+            "local",
+            "local_loss",
+            "perceptual",
+            "perceptual_weights",
+            "seed",
+        ),
         "Policy and privacy": ("policies", "privacies"),
         "Engine and link": ("engine", "link"),
         "Output": ("every", "out", "track", "progress"),
@@ -319,7 +328,7 @@ def members(thing: Any) -> list[str]:
             if inspect.isfunction(function) and inspect.getdoc(function):
                 text = docstring(function, {})
                 found.append(f"- `{signature(name, function, owner=False)}`\n\n{textwrap.indent(text, '  ')}")
-            elif isinstance(member, property) and member.__doc__:
+            elif isinstance(member, property | functools.cached_property) and member.__doc__:
                 found.append(f"- `{name}`: {inline(' '.join(member.__doc__.split()))}")
         own = {name: text for name, text in docs.items() if not name.startswith("_") and name not in seen}
         found += [f"- `{name}`: {inline(text)}" for name, text in own.items()]

@@ -629,7 +629,7 @@ def advice(task: TaskConfig, records: int, epsilon: float) -> Sequence[str]:
     word = "about" if below and budgets else "less than"
     expected = f"{word} {reached[spent]:.0f} % on {nearest.data}"
     return [
-        f"{MODEL}, a linear model on fixed features (docs/privacy.md),",
+        f"{MODEL}, a linear model on fixed features (docs/privacy-mechanisms.md),",
         f"with nodes.local and nodes.privacy as in {nearest.preset}",
         f"with {records:,} records and epsilon {epsilon:.4g}: {expected},",
         f"as measured with {least:,} records a node at epsilon {spent:g}",
