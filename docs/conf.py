@@ -49,6 +49,7 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "download_all_examples": False,
     "min_reported_time": 0,
+    "thumbnail_size": (640, 360),  # pixels; a card is half as wide
 }
 
 html_theme = "pydata_sphinx_theme"
@@ -71,8 +72,10 @@ html_theme_options = {
 
 
 def keep_together(app: Sphinx, page: str, source: list[str]) -> None:
-    """Put a non-breaking space between a mean and its deviation."""
-    source[0] = re.sub(r"(?<=\d) ± (?=\d)", "\u00a0±\u00a0", source[0])
+    """Put non-breaking spaces between a mean and its deviation, and in tables between number and unit."""
+    text = re.sub(r"(?<=\d) ± (?=\d)", "\u00a0±\u00a0", source[0])
+    unit = re.compile(r"(?<=\d) (?=[kMG]?B\b)")
+    source[0] = re.sub(r"^\|.*$", lambda row: unit.sub("\u00a0", row[0]), text, flags=re.MULTILINE)
 
 
 def setup(app: Sphinx) -> None:

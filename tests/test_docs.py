@@ -89,6 +89,8 @@ def documented() -> set[str]:
 def test_reference_is_generated_from_the_code(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text == REFERENCE["regenerate"](text), "run python tools/reference_pages.py"
+    names = re.findall(r"^### (.+)$", text, re.MULTILINE)
+    assert len(names) == len(set(names)), "entries of one name share an anchor"
 
 
 def test_every_public_name_is_in_the_reference() -> None:

@@ -51,6 +51,7 @@ CHOSEN = {  # what can be chosen: its registry, and the table whose key selects 
     "adversary": (ADVERSARIES, "adversary"),
     "attack": (ATTACKS, ""),
 }
+WRITTEN_PACKAGES = ("fedstill.datasets", "fedstill.figures")  # as in fedstill.datasets.load
 ALIASES = {  # public names that are no class or function
     "fedstill.__version__": "The installed version, a string.",
     "fedstill.methods.Tensors": "Named tensors of a message: `Mapping[str, torch.Tensor]`.",
@@ -137,11 +138,14 @@ def api(names: str) -> str:
 
 
 def short(name: str) -> str:
-    return name.rpartition(".")[2]
+    """Return the name under which an entry is shown: with its package, if users write that."""
+    package, _, last = name.rpartition(".")
+    return f"{package.rpartition('.')[2]}.{last}" if package in WRITTEN_PACKAGES else last
 
 
 def anchor(name: str) -> str:
-    return short(name).lower()
+    """Return the anchor of an entry's heading, as code hosts make it."""
+    return short(name).lower().replace(".", "")
 
 
 def load(name: str) -> Any:
@@ -210,12 +214,9 @@ def signature(name: str, thing: Any, owner: bool = True) -> str:
         words.insert(next(i for i, part in enumerate(kept) if part.kind is part.KEYWORD_ONLY), "*")
     back = type_name(shown.return_annotation)
     end = "" if shown.return_annotation in (shown.empty, "None") or inspect.isclass(thing) else f" -> {back}"
-    line = f"{name if owner else short(name)}({', '.join(words)}){end}"
-    return (
-        line
-        if len(line) <= 100
-        else f"{name if owner else short(name)}(\n    " + ",\n    ".join(words) + f",\n){end}"
-    )
+    called = name if owner else name.rpartition(".")[2]
+    line = f"{called}({', '.join(words)}){end}"
+    return line if len(line) <= 100 else f"{called}(\n    " + ",\n    ".join(words) + f",\n){end}"
 
 
 def spell(part: inspect.Parameter) -> str:

@@ -17,7 +17,8 @@ LONGEST = 300  # characters per page
 
 def line(env: BuildEnvironment, page: str) -> str:
     """Return the entry of one page: its title, the address of its source, and its first paragraph."""
-    paragraph = next((each for each in env.get_doctree(page).findall(nodes.paragraph)), None)
+    paragraphs = env.get_doctree(page).findall(nodes.paragraph)
+    paragraph = next((each for each in paragraphs if isinstance(each.parent, nodes.section)), None)
     text = " ".join(paragraph.astext().split()) if paragraph else ""
     text = text if len(text) <= LONGEST else text[:LONGEST].rpartition(" ")[0] + " ..."
     source = f"_sources/{Path(env.doc2path(page, base=False))}.txt"
