@@ -195,24 +195,25 @@ def print_rows(table: Table, console: Console, *, wrapped: Sequence[str] = ()) -
     Args:
         table: table to print.
         console: rich console.
-        wrapped: headers of columns whose texts may wrap. Without it, columns that do not fit the console are
+        wrapped: headers of columns whose texts may wrap. Without one, columns that do not fit the console are
             printed as further tables below, with the same row names.
     """
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    if not wrapped and len(parts := _split_to_width(table, console.width)) > 1:
+    wraps = any(column.header in wrapped for column in table.columns)
+    if not wraps and len(parts := _split_to_width(table, console.width)) > 1:
         for part in parts:
             print_rows(part, console)
         return
     printed = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     printed.add_column(Text(table.row_header), overflow="fold")
     for column in table.columns:
-        wraps = column.header in wrapped
+        may_wrap = column.header in wrapped
         justify: Any = "right" if "r" in column.style.split() else "left"
         printed.add_column(
-            Text(column.header), justify=justify, no_wrap=not wraps, ratio=2 if wraps else None
+            Text(column.header), justify=justify, no_wrap=not may_wrap, ratio=2 if may_wrap else None
         )
     for title, row in with_group_titles(table.rows):
         style = "bold" if row.highlight else ""
