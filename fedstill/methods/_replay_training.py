@@ -98,7 +98,7 @@ class Student:
         return loss + self.map_loss * task.loss(z_hat[None], task.targets_from_maps(maps, x)[None])[0]
 
     def train(self, t: int, of: int, fresh: Sequence[LabeledBatch]) -> torch.Tensor:
-        """Run the steps of S after query ``t`` of ``of`` on fresh or replayed data; return the last loss."""
+        """Run S's steps after query ``t`` of ``of`` on fresh or replayed batches; return the last loss."""
         options, server, done = self.options, self.server, self.server.completed_steps
         set_lr(self.adam, cosine_lr(t, of, options.lr, options.lr_end))
         L_S = torch.zeros((), device=server.device)
