@@ -327,13 +327,11 @@ class FedIOD(Method):
             losses["balance"] = task.balance_loss(z_bar)
             z_hat, target = S.evaluate(x), S.corrected_target(z_bar)  # S(x) and z_bar  (B, classes, ...)
             losses["mimic"] = task.distillation_loss(z_hat, target, self.tau).mean()  # Eq. 10
-            L_G = (
-                self.gan * losses["gan"]
-                + self.conf * losses["conf"]
-                + self.unique * losses["unique"]
-                - self.mimic * losses["mimic"]
-                + self.balance * losses["balance"]
-            )  # Eq. 11
+            weights = {"gan": self.gan, "conf": self.conf, "unique": self.unique, "mimic": -self.mimic}
+            weights["balance"] = self.balance
+            L_G = 0.0 * x.mean()  # Eq. 11; losses without a weight are not backpropagated, through nodes or S
+            for name in (name for name, weight in weights.items() if weight):
+                L_G = L_G + weights[name] * losses[name]
             if "difference" in responses.tensors:  # of the one node that owns each map
                 losses["difference"] = responses["difference"].sum(0).mean()
                 L_G = L_G + losses["difference"]

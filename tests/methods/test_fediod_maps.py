@@ -120,6 +120,16 @@ def test_released_bytes() -> None:
     assert kinds["label maps"]["down"] == 2 * batch * pixels, "maps of one node are sent to the others"
 
 
+def test_nodes_get_no_gradients_of_logits_without_losses_on_them() -> None:
+    down = []
+    for weight in (0.0, 0.1):
+        one = world(specs=("unet:2", "unet:2"), conf=0.0, unique=0.0, mimic=weight)
+        one.server.step()
+        down.append(one.audit.traffic_totals()["by_kind"]["gradients"]["down"])
+    of_critic_and_difference = 2 * FIOD.batch * (4 * 4 + 1) * 4
+    assert down == [of_critic_and_difference, of_critic_and_difference + 2 * FIOD.batch * 2 * 16 * 16 * 4]
+
+
 def test_notes_that_perceptual_loss_is_off() -> None:
     assert world().side.notes == (
         "perceptual loss is off (nodes have no pretrained features: nodes.perceptual names a backbone, or a "
