@@ -60,5 +60,5 @@ def shift_stains(image: Pixels, stains: Array, shift: float) -> Pixels:
     amounts = density @ np.linalg.pinv(HEMATOXYLIN_EOSIN)  # (pixels, 2); the residual keeps its color
     density = density + shift * amounts @ (stains - HEMATOXYLIN_EOSIN)
     shifted = np.exp(-density).T.reshape(image.shape).clip(max=1.0) * scale
-    rounded = shifted.round() if image.dtype == np.uint8 else shifted
-    return rounded.astype(image.dtype)
+    rounded: Pixels = (shifted.round() if image.dtype == np.uint8 else shifted).astype(image.dtype)
+    return rounded

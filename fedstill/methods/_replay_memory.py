@@ -78,7 +78,7 @@ class Replay:
             images = flip_and_rotate(images, torch.randint(8, (len(x),), generator=draw))
         else:
             images = random_shift(images, draw, flip=self.augment == "shift-flip")
-        x, *rest = images.split([part.shape[1] for part in parts], 1)
+        x, *rest = torch.split(images, [part.shape[1] for part in parts], 1)
         z = rest[0] if z.ndim == x.ndim else z
         return LabeledBatch(x, z, None if maps is None else rest[-1].squeeze(1).to(maps.dtype))
 

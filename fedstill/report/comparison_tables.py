@@ -342,9 +342,9 @@ def summary_csv(summary: ComparisonSummary) -> str:
             for name in (main, local, f"{local}{ALL_TESTS_SUFFIX}", *others):
                 record |= _spread_record(_column(name), entry.spread(name))
             part = decompositions.get(entry.label)
-            record |= _spread_record("ensemble", part and part.ensemble)
-            record |= _difference_record("ensembling", part and part.gain)
-            record |= _difference_record("distilling", part and part.gap)
+            record |= _spread_record("ensemble", part.ensemble if part else None)
+            record |= _difference_record("ensembling", part.gain if part else None)
+            record |= _difference_record("distilling", part.gap if part else None)
             for name in ("bytes up", "bytes down", "queries", "seconds"):
                 spread = entry.spread(name)
                 record[f"{_column(name)}_mean"] = spread and spread.mean
