@@ -6,7 +6,7 @@ file), :func:`fedstill.compare_methods` (several methods) and :func:`fedstill.lo
 Packages, from the top. Each may import the packages below it (``make test`` checks that). The docstring of
 its ``__init__`` describes its modules:
 
-- ``cli``: the command line; ``api``: the Python API
+- ``cli``: the command line; ``api``: the Python API, with its ``datasets`` and ``outcome``
 - ``report``: reports, tables and figures of runs; ``compare``: many runs on equal terms
 - ``attacks``: privacy attacks on runs
 - ``student``: load, predict, evaluate and export the student of a run
@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any
 from fedstill.core.version import __version__ as __version__
 
 if TYPE_CHECKING:  # the same names for tools that read types
-    from fedstill.api import Compared as Compared
-    from fedstill.api import Outcome as Outcome
+    from fedstill import datasets as datasets
+    from fedstill import figures as figures
+    from fedstill import models as models
     from fedstill.api import compare_methods as compare_methods
     from fedstill.api import distil as distil
     from fedstill.api import run_preset as run_preset
@@ -83,6 +84,8 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.models.backbones import Features as Features
     from fedstill.models.model_config import CustomModel as CustomModel
     from fedstill.node.policy import PolicyConfig as PolicyConfig
+    from fedstill.outcome import Compared as Compared
+    from fedstill.outcome import Outcome as Outcome
     from fedstill.privacy.config import DPTrainingConfig as DPTrainingConfig
     from fedstill.privacy.config import GradientsConfig as GradientsConfig
     from fedstill.privacy.config import NoPrivacy as NoPrivacy
@@ -109,7 +112,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
 # Public names by module. They are imported at first use, as torch takes seconds to import and
 # `fedstill --help` does not need it.
 _PUBLIC_NAMES = {
-    "api": "Compared Outcome compare_methods distil run_preset",
+    "api": "compare_methods distil run_preset",
     "core.compute": "EngineConfig",
     "core.dataset": "TensorData",
     "core.errors": "FedstillError",
@@ -156,6 +159,7 @@ _PUBLIC_NAMES = {
     "models.backbones": "Features",
     "models.model_config": "CustomModel",
     "node.policy": "PolicyConfig",
+    "outcome": "Compared Outcome",
     "privacy.config": "GradientsConfig NoPrivacy PrivacyConfig DPTrainingConfig SumsConfig",
     "privacy.dpsgd": "DPSGD",
     "privacy.noisy_outputs": "NoisyOutputs OutputsConfig",
@@ -170,14 +174,17 @@ _PUBLIC_NAMES = {
     "tasks.segmentation": "SegmentationConfig",
 }
 _MODULE_OF = {name: f"fedstill.{module}" for module, names in _PUBLIC_NAMES.items() for name in names.split()}
+_SUBMODULES = ("datasets", "figures", "models")
 __all__ = sorted([*_MODULE_OF, "__version__"])
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_SUBMODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    if name in _SUBMODULES:
+        return importlib.import_module(f"fedstill.{name}")
     raise AttributeError(f"module 'fedstill' has no attribute {name!r}")

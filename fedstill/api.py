@@ -1,7 +1,7 @@
 """The Python API: train a student from your own modules and data, or run presets and files.
 
 :func:`distil` takes modules and data, one per node. :func:`run_preset` and :func:`compare_methods` take
-presets and TOML files. They resume a run that was interrupted and read one that is finished, so that a
+presets and TOML files. All resume a run that was interrupted and read one that is finished, so that a
 notebook's cell can be run again.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
 from os import PathLike
@@ -52,19 +51,19 @@ from fedstill.data.table_data import encode_frame, is_data_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import custom_model
-from fedstill.models.backbones import BackboneWithHead, Features, RawInputs, ScaledHead
+from fedstill.models.backbones import Features, RawInputs
 from fedstill.models.hugging_face import wrap_hugging_face
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import CustomModel, ModelConfig, read_model_config
 from fedstill.models.pretrained_unet import PretrainedUNet
 from fedstill.node.policy import PolicyConfig
+from fedstill.outcome import Compared, Outcome
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
 from fedstill.report.comparison_page import write_comparison
-from fedstill.report.terminal import comparison_summary, run_summary
 from fedstill.runs import run
 from fedstill.runs.build import Setting, make_nodes
 from fedstill.runs.feature_space import to_feature_space
@@ -73,60 +72,12 @@ from fedstill.runs.simulation import Simulation
 from fedstill.runs.spec import EvaluationConfig, NodesConfig, RunSpec, StudentConfig, from_dict, load, to_dict
 from fedstill.runs.student_file import network_name
 from fedstill.tasks import TASKS, Task, TaskConfig
+from fedstill.tasks.custom_loss import Loss, describe_loss, with_loss
 from fedstill.track import Tracker
 from fedstill.track.trackers import TrackerGroup
 
 # DataFrames have no type here, as pandas and polars are optional.
 Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any] | Any
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Result of :func:`distil`. Its ``repr`` is a summary of a few lines.
-
-    Args:
-        student: the trained student in evaluation mode: the module passed to :func:`distil`, or with FENS an
-            ensemble of the nodes' models; with ``features`` on top of the backbone. None if the method trains
-            no whole global model, for example if nodes keep a part of their model.
-        result: content of ``result.json``: metrics in their units (accuracy in percent), transmitted bytes,
-            numbers of queries, seconds, and the privacy cost. The keys are listed in
-            ``docs/reference/files.md``.
-        folder: folder with the run's files and its report, or None if no files were written.
-
-    Example:
-        >>> outcome = fedstill.distil(data, models, student, test, 10)  # doctest: +SKIP
-        >>> outcome.result["accuracy"], outcome.result["bytes"]["up"]  # doctest: +SKIP
-        (96.4, 1843200)
-        >>> outcome.student(images).argmax(1)  # doctest: +SKIP
-        tensor([3, 8, 1])
-    """
-
-    student: nn.Module | None
-    result: Mapping[str, Any]
-    folder: Path | None = None
-
-    def __repr__(self) -> str:
-        return f"Outcome of {run_summary(self.result, self.folder)}"
-
-
-@dataclass(frozen=True, eq=False)
-class Compared:
-    """Results of :func:`compare_methods`. Its ``repr`` has a line for each method.
-
-    Args:
-        folder: folder of the comparison, with ``compare.csv`` (one line per method, setting and seed) and
-            ``compare.html``.
-        results: content of each finished run's ``result.json``, by the name of the run's folder, such as
-            ``"fedavg-seed0"``.
-        not_run: reasons why other runs could not run, by the names of their folders.
-    """
-
-    folder: Path
-    results: Mapping[str, Mapping[str, Any]]
-    not_run: Mapping[str, str]
-
-    def __repr__(self) -> str:
-        return f"Compared {comparison_summary(self.results, self.not_run, self.folder)}"
 
 
 @caller_context("distil")
@@ -141,6 +92,7 @@ def distil(
     task: str | TaskConfig = "classification",
     method: Any = None,
     local: LocalConfig | None = None,
+    local_loss: Loss | None = None,
     engine: EngineConfig | None = None,
     names: Sequence[str] = (),
     policies: Sequence[PolicyConfig] = (),
@@ -213,6 +165,9 @@ def distil(
             classes. ``"gaussian"``, with ``features``: 8,000 normally distributed feature vectors, which need
             no data. Default: None.
         local: options of the nodes' local training. Default: ``LocalConfig()``.
+        local_loss: function of a model's outputs ``(B, classes, ...)`` and targets ``(B, ...)`` that returns
+            the mean of one loss per example, in place of the task's loss on labels and its label smoothing.
+            Default: None, the task's loss.
         names: names of the nodes. Default: ``node-0``, ``node-1``, ...
         policies: one policy per node, for its gate. The default ``PolicyConfig()`` releases only outputs of
             models. Methods that share parameters need ``PolicyConfig(outputs_only=False)``.
@@ -237,8 +192,8 @@ def distil(
         every: steps or rounds between two evaluations; 0 evaluates only at the end. Default: None, ten
             evaluations.
         out: folder for the run's files and its report; it must be new or empty. A run that was interrupted in
-            this folder with the same arguments resumes, if its networks start from the same weights. Default:
-            None, no files are written.
+            this folder with the same arguments resumes, if its networks start from the same weights, and a
+            finished one is read. Default: None, no files are written.
         track: trackers of metrics: names such as ``"tensorboard"``, or custom :class:`fedstill.track.Tracker`
             objects. They write into ``out``, which is required. Default: none.
         progress: show progress on standard error, as bars on a terminal and as lines elsewhere. Default:
@@ -295,6 +250,8 @@ def distil(
     to_tensors = partial(
         _convert_examples, task=learning_task, mean=mean, std=std, schema=table_schema, classes=given_names
     )
+    if local_loss is not None:
+        learning_task = with_loss(learning_task, local_loss, "local_loss")
     test_data = to_tensors(test, "test")
     label_names = given_names or (
         table_schema.classes if table_schema else tuple(map(str, range(learning_task.classes)))
@@ -370,19 +327,16 @@ def distil(
     simulation.listeners = listeners
     folder = None if out is None else parse_folder(out)
     if folder is None:
-        results = simulation.run(bars=ProgressBar(progress))
-    else:
-        _open_folder(folder, _fingerprint(setting))
-        about = {"data": {"classes": list(label_names)}}
-        bars = progress_bars(folder, progress, write_report)
-        results = write_simulation_result(simulation, about, simulation.run(folder, bars=bars), folder)
-        write_report(folder)
-    if not simulation.has_student:
-        return Outcome(None, results, folder)
-    trained = simulation.setting.student
-    if space is not None:
-        trained = BackboneWithHead(space.backbone, ScaledHead(space.scale, trained))
-    return Outcome(trained.eval(), results, folder)
+        return Outcome(simulation, simulation.run(bars=ProgressBar(progress)))
+    if _open_folder(folder, {**_fingerprint(setting), "local_loss": describe_loss(local_loss)}):
+        simulation.load_finished(folder)
+        return Outcome(simulation, read_object(folder / "result.json"), folder)
+    about = {"data": {"classes": list(label_names)}}
+    bars = progress_bars(folder, progress, write_report)
+    results = simulation.run(folder, bars=bars)
+    results = write_simulation_result(simulation, about, results, folder, keep_state=True)
+    write_report(folder)
+    return Outcome(simulation, results, folder)
 
 
 @caller_context("options")
@@ -544,18 +498,18 @@ def _convert_model(model: Any, interface: Interface, index: int, seed: int) -> n
     return custom_model.build_model(model, interface, Path(), seed, "model", index, option=argument)
 
 
-def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
-    """Create a run's folder, or check that it holds the same run, interrupted.
+def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> bool:
+    """Create a run's folder, or check that it holds the same run, and return whether that is finished.
 
     Raises:
-        RunFolderError: it holds another run, a finished one, or other files.
+        RunFolderError: it holds another run or other files.
     """
     objects_file = folder / OBJECTS_FILE
     if not objects_file.exists():
         require_empty_folder(folder)
         make_folder(folder)
         write_text(objects_file, json.dumps(fingerprint, indent=2) + "\n")
-        return
+        return False
     try:
         saved = dict(json.loads(objects_file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
@@ -563,8 +517,7 @@ def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
     for name, value in fingerprint.items():
         if saved.get(name) != value:
             raise RunFolderError(f"{folder} holds a run with another {name}: choose another folder")
-    if (folder / "result.json").exists():
-        raise RunFolderError(f"{folder} holds this run, finished: choose another folder to repeat it")
+    return (folder / "result.json").exists()
 
 
 def _fingerprint(setting: Setting) -> dict[str, str]:
@@ -764,6 +717,7 @@ CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "classes": ("the number of classes, >= 1, or a list of their names", _is_class_count_or_list),
     "task": ("the name of a task, or its config", lambda value: isinstance(value, str | TaskConfig)),
     "local": ("a fedstill.LocalConfig", _is_none_or(LocalConfig)),
+    "local_loss": ("a function of outputs and targets", lambda value: value is None or callable(value)),
     "engine": ("a fedstill.EngineConfig", _is_none_or(EngineConfig)),
     "names": ("a list of names", _is_list_of(_is_name)),
     "policies": (

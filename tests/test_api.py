@@ -270,7 +270,6 @@ def test_resumed_run_reaches_equal_metrics(
     assert metrics(outcome) == metrics(whole)
     for name, value in whole.student.state_dict().items():
         assert torch.equal(outcome.student.state_dict()[name], value), name
-    assert not (tmp_path / "run/state.safetensors").exists()
 
 
 def test_progress_prints_lines_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
@@ -339,16 +338,6 @@ def test_rejects_folder_of_run_with_other_arguments(tmp_path: Path, monkeypatch:
     more = {"data": [*few()["data"], bright_rows(30, 5)], "models": [*few()["models"], MLP(SHAPE, 3)]}
     with pytest.raises(RunFolderError, match="with another"):
         fedstill.distil(**few(**more, out=out))
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-
-
-def test_rejects_folder_of_finished_run(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    fedstill.distil(**few(out=out))
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert "setting.json" in before
-    with pytest.raises(RunFolderError, match="this run, finished"):
-        fedstill.distil(**few(out=out))
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 

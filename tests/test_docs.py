@@ -38,7 +38,7 @@ DOCS = ROOT / "docs"
 GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
 NAMES = [name for name in fedstill.__all__ if name != "__version__"]
 # packages with public names for plug-ins
-PACKAGES = ("data", "figures", "methods", "models", "privacy", "tasks", "track")
+PACKAGES = ("data", "datasets", "figures", "methods", "models", "privacy", "tasks", "track")
 
 pytestmark = pytest.mark.skipif(not (DOCS / "conf.py").exists(), reason="without the docs")
 

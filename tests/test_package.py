@@ -28,7 +28,8 @@ def texts(source: str) -> Iterator[str]:
 def test_exported_names_exist() -> None:
     for name in set(fedstill.__all__) - {"__version__"}:
         assert getattr(fedstill, name).__name__ == name
-    assert set(fedstill.__all__) == set(dir(fedstill))
+    assert set(fedstill.__all__) | {"datasets", "figures", "models"} == set(dir(fedstill))
+    assert fedstill.datasets.__name__ == "fedstill.datasets"
 
 
 def test_public_annotations_use_exported_classes() -> None:

@@ -394,10 +394,13 @@ def find_reproduction(name: str, folder: Path | None = None) -> Reproduction:
         if reproduction is None:
             raise ArgumentError("fedstill reproduce", name, "a file with a table [reproduces]")
         return reproduction
-    entries = {entry.name: entry for entry in reproductions(folder)}
-    if name not in entries:
-        raise UnknownName("table or figure", name, entries, see="fedstill reproduce lists them")
-    return entries[name]
+    inside = folder or experiments_folder()
+    file = inside / f"{name.replace('-', '_')}.toml"
+    named = _read_reproduction(file) if file.parent == inside and file.exists() else None
+    if named is None or named.name != name:
+        known = [entry.name for entry in reproductions(folder)]
+        raise UnknownName("table or figure", name, known, see="fedstill reproduce lists them")
+    return named
 
 
 def _read_reproduction(file: Path) -> Reproduction | None:

@@ -268,6 +268,35 @@ def markdown(table: Table) -> list[str]:
     return [header, f"|{'---|' * len(lines[0])}", *rest]
 
 
+def table_html(table: Table, facts: Sequence[Fact] = ()) -> str:
+    """Return a table in plain HTML, as notebooks show it, and facts below it. All texts are escaped.
+
+    >>> print(table_html(Table("fedkd", "", [Column("AUC")], [Row("a", [Cell("<93", bold=True)])])))
+    <table><caption>fedkd</caption>
+    <tr><th></th><th>AUC</th></tr>
+    <tr><th>a</th><td><b>&lt;93</b></td></tr>
+    </table>
+    """
+    header = Markup("").join(Markup("<th>{}</th>").format(column.header) for column in table.columns)
+    caption = Markup("<caption>{}</caption>").format(table.title) if table.title else ""
+    lines = [Markup("<table>{}").format(caption)]
+    lines.append(Markup("<tr><th>{}</th>{}</tr>").format(table.row_header, header))
+    for title, row in with_group_titles(table.rows):
+        if title:
+            group = Markup('<tr><th colspan="{}"><i>{}</i></th></tr>')
+            lines.append(group.format(len(table.columns) + 1, title))
+        cells = Markup("").join(
+            Markup("<td><b>{}</b></td>" if cell.bold else "<td>{}</td>").format(_plain(cell))
+            for cell in row.cells
+        )
+        lines.append(Markup("<tr><th>{}</th>{}</tr>").format(row.name, cells))
+    lines.append(Markup("</table>"))
+    if facts:
+        items = Markup("").join(Markup("<li>{}: {}</li>").format(name, value) for name, value, _ in facts)
+        lines.append(Markup("<ul>{}</ul>").format(items))
+    return "\n".join(lines)
+
+
 TEX_ESCAPES = {
     "\\": "\\textbackslash{}", "&": "\\&", "%": "\\%", "$": "\\$", "#": "\\#", "_": "\\_", "{": "\\{",
     "}": "\\}", "<": "$<$", ">": "$>$", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import DataSet, TensorData
@@ -30,6 +31,7 @@ from fedstill.models.backbones import (
     make_scale,
     raise_small_deviations,
 )
+from fedstill.models.inference import predict
 from fedstill.models.principal_components import whitening_projection
 from fedstill.protocol.feature_plan import FeaturePlan
 from fedstill.runs.data_digests import digest_examples, digest_run_data
@@ -63,6 +65,10 @@ class FeatureSpace:
     def width(self) -> int:
         """Number of features that the models take."""
         return self.options.model_width(self.backbone.width)
+
+    def head_inputs(self, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
+        """Return the normalized features ``(N, width)`` of inputs ``(N, ...)``, which the models take."""
+        return predict(nn.Sequential(self.backbone, self.scale), inputs, compute)
 
     def to_record(self) -> dict[str, Any]:
         """Return the entry of the backbone in a run's description."""

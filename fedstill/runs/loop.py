@@ -145,10 +145,9 @@ class Loop(ABC):
             self.bars.update(UNITS[server.unit], done, total, note)
             # 4. Save a checkpoint, every few seconds.
             if self.records.is_save_due():
-                self._save_checkpoint()
+                self.save_state()
 
     def _finish_results(self) -> dict[str, Any]:
-        """Return the results of a finished run."""
         self.bars.update("evaluation", 0, 1)
         results = self.results()
         self.bars.update("evaluation", 1, 1)
@@ -159,7 +158,8 @@ class Loop(ABC):
         if kind is not None:
             self.listeners.close(None)
 
-    def _save_checkpoint(self) -> None:
+    def save_state(self) -> None:
+        """Save a checkpoint: the state of nodes and server, and all metrics so far."""
         since = time.monotonic()
         nodes = self._node_state()  # first, as the server's state must include nodes that are lost meanwhile
         server = None if self._created_server is None else self._created_server.state_dict()

@@ -181,7 +181,7 @@ class _CheckedRun(Simulation):
         while server.completed_steps < server.total_steps:
             losses = dict(server.step())
             self.records.add_metrics({"step": server.completed_steps, "losses": losses})
-            self._save_checkpoint()
+            self.save_state()
             if server.completed_steps >= self.stop_step:
                 raise _Stopped
 

@@ -198,7 +198,7 @@ class RaySimulation(Simulation):
                 self._log_new_losses(reply["lines"])
             self.bars.update(*self._phase_and_steps(phase))
             if self.records.is_save_due():
-                self._save_checkpoint()
+                self.save_state()
         return self._load_states()
 
     def _log_new_losses(self, lines: Sequence[dict[str, Any]]) -> None:

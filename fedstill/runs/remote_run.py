@@ -171,7 +171,7 @@ class RemoteRun(Run):
 
     def _run_steps(self, server: Server) -> None:
         super()._run_steps(server)
-        self._save_checkpoint()  # a final checkpoint of all nodes and the server, which a rehearsal evaluates
+        self.save_state()  # a final checkpoint of all nodes and the server, which a rehearsal evaluates
 
     def _node_state(self) -> Mapping[str, Any]:
         """Save the nodes' checkpoints first, so that each checkpoint of the server exists at the nodes."""

@@ -243,15 +243,25 @@ def require_empty_folder(out: Path) -> None:
 
 
 def write_simulation_result(
-    simulation: Simulation, about: dict[str, Any], results: dict[str, Any], out: Path
+    simulation: Simulation,
+    about: dict[str, Any],
+    results: dict[str, Any],
+    out: Path,
+    *,
+    keep_state: bool = False,
 ) -> dict[str, Any]:
     """Write the result of a finished simulation.
+
+    Args:
+        keep_state: keep the final state of nodes and server, for :meth:`Simulation.load_finished`.
 
     Returns:
         Content of ``result.json``.
     """
     result = {**about, **results, **machine_and_date()}
-    write_results(simulation, result)
+    if keep_state:
+        simulation.save_state()
+    write_results(simulation, result, keep_state=keep_state)
     add_tracker_failure_notes(simulation.listeners, result, out)
     (out / PROGRESS_FILE).unlink(missing_ok=True)
     return result

@@ -16,7 +16,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, RunFolderError
 from fedstill.core.progress import ProgressBar
-from fedstill.core.run_writer import RunWriter
+from fedstill.core.run_writer import STATE_FILE, RunWriter
 from fedstill.core.seeds import derive, seeded
 from fedstill.data.augmentation import require_augmentable
 from fedstill.data.loading import load
@@ -62,7 +62,7 @@ from fedstill.runs.evaluation import Evaluation
 from fedstill.runs.group_training import GroupTraining
 from fedstill.runs.results import collect_results
 from fedstill.runs.simulation_metrics import MeasuredSimulation
-from fedstill.runs.spec import RunSpec
+from fedstill.runs.spec import RunSpec, fingerprint_options
 from fedstill.runs.trained_model_cache import TrainedModels
 
 UPPER_BOUND = (
@@ -204,7 +204,21 @@ class Simulation(MeasuredSimulation):
             (tuple(node.name for node in alike), deep_copy(alike[0].model)) for alike in kinds.values()
         )
 
-    # --- results of other processes -------------------------------------------------------------------
+    # --- results of earlier runs and of other processes -----------------------------------------------
+
+    def load_finished(self, out: Path) -> None:
+        """Load the models, the server and the metrics of this run, finished in a folder with its state.
+
+        Raises:
+            RunFolderError: the folder has no state.
+            FedstillError: the data or the models' first weights are others than the run had.
+        """
+        if not (out / STATE_FILE).exists():
+            raise RunFolderError(f"{out} holds this run, finished, without its models: choose another folder")
+        self.records = RunWriter(out, options=fingerprint_options(self.setting.spec))
+        saved = self.records.load()
+        self._prepare_nodes(saved)
+        self._created_server = self._create_server(saved)
 
     def load_remote_results(
         self, out: Path, server: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]], bars: ProgressBar
@@ -390,7 +404,7 @@ class Simulation(MeasuredSimulation):
                 self.records.add_metrics(line)
             self.bars.update(*self._phase_and_steps(phase))
             if self.records.is_save_due():
-                self._save_checkpoint()
+                self.save_state()
 
     def _phase_and_steps(self, phase: str) -> tuple[str, int, int]:
         local = self.setting.spec.nodes.local

@@ -65,7 +65,9 @@ class MeasuredSimulation(Run, ABC):
             load_vector(virtual, self._average_parameters())
             return float32_outputs(virtual, inputs, self.compute)
         return (
-            self._ensemble(inputs) if self.method.evaluated_model == "ensemble" else super().responses(inputs)
+            self.ensemble_outputs(inputs)
+            if self.method.evaluated_model == "ensemble"
+            else super().responses(inputs)
         )
 
     # --- parts of the results -------------------------------------------------------------------------
@@ -81,7 +83,7 @@ class MeasuredSimulation(Run, ABC):
             if self.centralized_node is None
             else self._node_outputs([self.centralized_node])[self.centralized_node.name]
         )
-        ensemble = self._ensemble(self.test.inputs, node_models)
+        ensemble = self.ensemble_outputs(self.test.inputs, node_models)
         global_model = (
             ensemble if self.method.evaluated_model == "ensemble" else self.responses(self.test.inputs)
         )
@@ -203,7 +205,7 @@ class MeasuredSimulation(Run, ABC):
             scores.append(evaluation.main_metric(outputs, rows, node=node.name))
         return scores
 
-    def _ensemble(
+    def ensemble_outputs(
         self, inputs: torch.Tensor, node_outputs: Mapping[str, torch.Tensor] | None = None
     ) -> torch.Tensor | None:
         """Return the outputs of the teachers' ensemble with the method's weights; None if the method has

@@ -140,7 +140,7 @@ def test_resumed_run_keeps_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     whole = build_simulation(many)[0].run(None)
 
     monkeypatch.setattr(RunWriter, "is_save_due", lambda records: True)
-    monkeypatch.setattr(Simulation, "_save_checkpoint", stopping(Simulation._save_checkpoint))
+    monkeypatch.setattr(Simulation, "save_state", stopping(Simulation.save_state))
     with pytest.raises(KeyboardInterrupt):
         build_simulation(many)[0].run(tmp_path)
     monkeypatch.undo()
