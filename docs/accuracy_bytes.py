@@ -1,4 +1,4 @@
-"""Draw docs/accuracy-bytes.svg: accuracy against bytes sent, from docs/one_shot.md at alpha 0.1.
+"""Draw docs/accuracy-bytes.svg: accuracy against bytes sent, at alpha 0.1, from benchmarks/equal-terms.md.
 
     python docs/accuracy_bytes.py
 
@@ -73,7 +73,7 @@ def main() -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    page = (FOLDER / "one_shot.md").read_text(encoding="utf-8")
+    page = (FOLDER / "benchmarks" / "equal-terms.md").read_text(encoding="utf-8")
     accuracy, sent = table(page, COLUMN), table(page, "up")
     pyplot.rcParams.update({"font.size": 10, "svg.fonttype": "none", "svg.hashsalt": "fedstill"})
     figure, axes = pyplot.subplots(figsize=(7.2, 3.7))

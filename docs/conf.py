@@ -24,12 +24,9 @@ version = release = __version__
 
 extensions = [
     "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "repository",
-    "program",
     "llms",
     "links",
 ]
@@ -38,15 +35,6 @@ exclude_patterns = ["_build", "_ext"]
 # Pages stay Markdown that any Git host shows: links by file name, anchors as hosts make them from headings.
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
-
-# The reference: docstrings in the order of the source; fields of a configuration are its options.
-autodoc_default_options = {"members": True, "inherited-members": "Module, BaseException, tuple"}
-autodoc_member_order = "bysource"
-autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented"
-autodoc_preserve_defaults = True
-napoleon_numpy_docstring = False
-python_maximum_signature_line_length = 90
 
 # The gallery: scripts that use public names only.
 sphinx_gallery_conf = {
@@ -68,10 +56,14 @@ html_title = "fedstill"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+html_favicon = "_static/logo.svg"
 html_theme_options = {
-    "logo": {"text": "fedstill"},
+    "logo": {"text": "fedstill", "image_light": "_static/logo.svg", "image_dark": "_static/logo.svg"},
+    "navbar_align": "left",
+    "navbar_center": ["navbar-nav"],
     "navbar_end": ["theme-switcher"],
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 8,
+    "show_toc_level": 2,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],

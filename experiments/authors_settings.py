@@ -1,4 +1,4 @@
-"""FD and FedProto in their authors' settings on MNIST. Results: docs/authors-figures.md.
+"""FD and FedProto in their authors' settings on MNIST. Results: docs/benchmarks/authors.md.
 
     python experiments/authors_settings.py FOLDER fd|fedproto [--seeds 3] [--methods fd standalone]
 

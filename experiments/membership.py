@@ -1,4 +1,4 @@
-"""Membership inference on the students of a finished comparison. Results: docs/one_shot.md.
+"""Membership inference on the students of a finished comparison. Results: docs/benchmarks/equal-terms.md.
 
     python experiments/membership.py RUNS [--shadows 16] [--seeds 0]
 

@@ -1,4 +1,4 @@
-"""Print the tables of docs/one_shot.md from a finished comparison: students, ensembles, and releases.
+"""Print the tables of docs/benchmarks/equal-terms.md of a comparison: students, ensembles, and releases.
 
     python experiments/one_shot.py RUNS [METHOD ...]
 

@@ -66,7 +66,7 @@ def claims() -> Iterator[tuple[str, str, str]]:
     """Yield each metric of the page, with the page and section of the next link."""
     text = PAGE.read_text(encoding="utf-8").partition("## What each declares")[0]
     for metric in re.finditer(r"\d+\.\d+", text):
-        link = re.search(r"\]\(([\w-]+\.md)#?([\w-]*)\)", text[metric.end() :])
+        link = re.search(r"\]\(([\w/-]+\.md)#?([\w-]*)\)", text[metric.end() :])
         assert link, metric[0]
         yield metric[0], link[1], link[2]
 

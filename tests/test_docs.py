@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import posixpath
 import re
+import runpy
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from fnmatch import fnmatch
@@ -37,6 +39,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
 NAMES = [name for name in fedstill.__all__ if name != "__version__"]
+REFERENCE = runpy.run_path(str(ROOT / "tools" / "reference_pages.py"))
 # packages with public names for plug-ins
 PACKAGES = ("data", "datasets", "figures", "methods", "models", "privacy", "tasks", "track")
 
@@ -53,10 +56,10 @@ def pages() -> set[str]:
 def below(page: str, known: set[str]) -> Iterator[str]:
     """Yield the pages in the toctrees of a page."""
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-    folder = f"{page}/".rpartition("/")[0].rpartition("/")[0]
     for block in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL):
         for entry in block.split("\n"):
-            pattern = f"{folder}/{entry}".strip("/")
+            target = re.sub(r".*<(.+)>", r"\1", entry)  # without a title
+            pattern = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
             if entry and not entry.startswith(":"):
                 # As in Sphinx, a star does not match folders.
                 yield from (
@@ -73,20 +76,19 @@ def test_every_page_is_in_a_toctree() -> None:
         reached |= new
         queue.extend(new)
     assert {"data", "methods/fedkd", "reference/options"} <= reached
-    assert sorted(known - reached) == [], "add each page to a toctree, for example in docs/howto.md"
+    assert sorted(known - reached) == [], "add each page to a toctree, for example in docs/guides.md"
 
 
 def documented() -> set[str]:
     """Return the dotted names in the reference, including all methods."""
-    module, names = "fedstill", {f"fedstill.{METHODS[name].__name__}" for name in METHODS.builtin}
-    for path in (DOCS / "reference").glob("*.md"):
-        text = path.read_text(encoding="utf-8")
-        for word, name in re.findall(r"^\.\. (currentmodule|auto\w+|py:data):: (\S+)$", text, re.MULTILINE):
-            if word == "currentmodule":
-                module = name
-            else:
-                names.add(name if name.startswith("fedstill.") else f"{module}.{name}")
-    return names
+    texts = (path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
+    return {name for text in texts for name in REFERENCE["names_on"](text)}
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "reference").glob("*.md")), ids=lambda path: path.stem)
+def test_reference_is_generated_from_the_code(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == REFERENCE["regenerate"](text), "run python tools/reference_pages.py"
 
 
 def test_every_public_name_is_in_the_reference() -> None:
@@ -145,14 +147,21 @@ PAGES = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in sorted(pages()))]
 def test_files_named_in_pages_exist() -> None:
     folders = "benchmarks|docs|examples|experiments|fedstill|tests|tools"
     named = {
-        (page.name, file)
+        (page.relative_to(ROOT).as_posix(), file)
         for page in PAGES
         for file in re.findall(
             rf"(?<![\w/.-])((?:{folders})/[\w./-]+\.\w+)", page.read_text(encoding="utf-8")
         )
     }
-    assert ("leakage.md", "tests/attacks/test_label_counts.py") in named
-    assert sorted((page, file) for page, file in named if not (ROOT / file).exists()) == []
+    assert ("docs/leakage.md", "tests/attacks/test_label_counts.py") in named
+    places = (
+        (ROOT, (ROOT / page).parent, page, file) for page, file in named
+    )  # a name, or a link from the page
+    assert [
+        (page, file)
+        for root, here, page, file in places
+        if not any((at / file).exists() for at in (root, here))
+    ] == []
 
 
 def test_entry_point_groups_in_pages_match_registries() -> None:

@@ -1,9 +1,9 @@
-"""Write the generated pages on the papers' tables and figures into docs.
+"""Write the generated pages on the papers' tables and figures into docs/benchmarks.
 
     python tools/reproduction_pages.py
 
-docs/reproduction.md has the summary between two markers; docs/reproduction/ has a page for each, with its
-record. A test compares them with the records.
+docs/benchmarks/reproduction.md has the summary between two markers; the folder docs/benchmarks/reproduction
+has a page for each, with its record. A test compares them with the records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.report.comparison_tables import format_mean_and_std, reproduction_markdown
 from fedstill.report.tables import NO_VALUE, Cell, Column, Row, Table, markdown
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs" / "benchmarks"
 MAX_CELL = 200  # characters of a cell of the summary
 BEGIN, END = "<!-- summary -->\n", "<!-- /summary -->"  # around the summary on its page
 SYMBOLS = {"printed": "", "published": "\u2021", "fedstill": "\u2020"}  # after a row's name, by form
@@ -89,7 +89,7 @@ def page(entry: Reproduction) -> str:
     about, records = entry.about, entry.records()
     lines = [f"# {about.paper}, {about.what}: {about.title}", ""]
     lines += [
-        f"*Generated from [`{entry.file.name}`](../../experiments/{entry.file.name}) and its record.*",
+        f"*Generated from [`{entry.file.name}`](../../../experiments/{entry.file.name}) and its record.*",
         "",
     ]
     if not records:

@@ -11,7 +11,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-ABOUT = "Federated distillation in Python: one central model from private data that stays in many places."
+ABOUT = "Federated distillation for PyTorch: one global model from private data that stays with its owners."
 LONGEST = 300  # characters per page
 
 

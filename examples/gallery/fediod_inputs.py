@@ -47,7 +47,7 @@ outcome = fedstill.distil(
     out=folder,
 )
 alone = outcome.result["standalone"]["accuracy"]["mean"]
-print(f"a clinic alone: {alone:.1f} %, student: {outcome.result['accuracy']:.1f} %")
+print(f"a clinic alone: {alone:.1f} %, student: {outcome.accuracy:.1f} %")
 
 # %%
 # No private image has left a clinic; these images were generated at the server.

@@ -593,7 +593,7 @@ class RecordedAccuracy:
     percent: Mapping[int, Mapping[float, float]]
 
 
-# From fewer records to more; docs/results.md has their spread, and a test holds these to that page.
+# From fewer records to more; docs/benchmarks/privacy.md has their spread, and a test holds these to it.
 RECORDED = (
     RecordedAccuracy(  # experiments/privacy_curves.toml and privacy_digits_linear.toml
         "digits",
@@ -629,7 +629,7 @@ def advice(task: TaskConfig, records: int, epsilon: float) -> Sequence[str]:
     word = "about" if below and budgets else "less than"
     expected = f"{word} {reached[spent]:.0f} % on {nearest.data}"
     return [
-        f"{MODEL}, a linear model on fixed features (docs/privacy.md),",
+        f"{MODEL}, a linear model on fixed features (docs/privacy-mechanisms.md),",
         f"with nodes.local and nodes.privacy as in {nearest.preset}",
         f"with {records:,} records and epsilon {epsilon:.4g}: {expected},",
         f"as measured with {least:,} records a node at epsilon {spent:g}",

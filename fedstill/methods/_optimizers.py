@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError
+from fedstill.core.optimizers import Adam
 
 
 def adam(module: nn.Module, lr: float, beta: float = 0.9) -> torch.optim.Optimizer:
@@ -20,7 +21,7 @@ def adam(module: nn.Module, lr: float, beta: float = 0.9) -> torch.optim.Optimiz
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not trained:
         raise ArgumentError("network of adam", type(module).__name__, "a network with trainable parameters")
-    return torch.optim.Adam(trained, lr, betas=(beta, 0.999), fused=True)
+    return Adam(trained, lr, betas=(beta, 0.999), fused=True)
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from fedstill.core.compute import match_parameter_layout
 from fedstill.core.cuda_graphs import CudaGraphStep, ModelAndOptimizerTensors, make_capturable
+from fedstill.core.optimizers import Adam
 from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveInt
 from fedstill.methods import ArgumentError, Server, Tensors, cosine_lr, descend, set_lr
 from fedstill.methods._label_shift import LabelShift
@@ -68,7 +69,7 @@ class Student:
         self.replay = Replay(options.memory, options.augment, server.task, server.shape, server.seed)
         # Frozen parameters stay unchanged.
         self.trainable = [parameter for parameter in self.S.parameters() if parameter.requires_grad]
-        self.adam = torch.optim.Adam(self.trainable, options.lr, fused=True)
+        self.adam = Adam(self.trainable, options.lr, fused=True)
         # On a GPU both are captured as CUDA graphs.
         self.uses_cuda_graphs = server.compute.uses_cuda_graphs(self.S)
         memory = ModelAndOptimizerTensors([self.S], [self.adam])

@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from fedstill.core.optimizers import Adam
 from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import (
     LabelHistogram,
@@ -113,7 +114,7 @@ class CoDream(Method):
         names = state.histogram.names
         draw = torch_generator(server.seed, "dreams", t)
         x = torch.randn(self.batch, *server.shape, generator=draw).to(server.device).requires_grad_()
-        adam = torch.optim.Adam([x], self.dream_lr)
+        adam = Adam([x], self.dream_lr)
         low, high = pixel_range(server)
         for step in range(self.dream_steps):
             with server.compute.step(server.seed, "dream", t, step):

@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
+from fedstill.core.optimizers import Adam
 from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from fedstill.methods import (
     ArgumentError,
@@ -278,7 +279,7 @@ def run_round(
 
     tau = task.importance_weights(n_y).squeeze(1)  # tau_{i, y}  (K, C)
     trained = [w for w in (*G.parameters(), *D.parameters()) if w.requires_grad]
-    optimizer = torch.optim.Adam(trained, training.lr, fused=True)
+    optimizer = Adam(trained, training.lr, fused=True)
     losses = torch.zeros(1)
     for index in range(training.steps):
         z, y = sample_noise_and_labels(compute, n_y, training.batch, noise, seed, t, index)

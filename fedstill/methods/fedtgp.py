@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.dataset import shuffled_batches
+from fedstill.core.optimizers import SGD
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import NodeSetting, Query, Responses, Server, descend, seeded, torch_generator
 from fedstill.methods.fedavg import sample_nodes
@@ -71,7 +72,7 @@ class FedTGP(FedProto):
         classes, p = server.task.classes, self.prototype_size(server)
         with seeded(server.seed, "prototypes"):
             P_hat = server.compute.to_device(TrainablePrototypes(classes, p))
-        sgd = torch.optim.SGD(P_hat.parameters(), self.server_lr)
+        sgd = SGD(P_hat.parameters(), self.server_lr)
         return FedTGPState(torch.zeros(classes, p, device=server.device), P_hat, sgd)
 
     def step(self, server: Server, state: FedTGPState, t: int) -> Mapping[str, float]:

@@ -21,6 +21,7 @@ from annotated_types import Interval
 from torch import nn
 
 from fedstill.core.compute import copy_to_device
+from fedstill.core.optimizers import SGD
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import (
     ArgumentError,
@@ -197,7 +198,7 @@ class FENS(Method):
             raise ArgumentError("parameters", len(parameters), f"{state_size(f)} numbers of the aggregator")
         f = f.to_empty(device=node.device)
         load_vector(f, parameters)
-        optimizer = torch.optim.SGD(f.parameters(), self.lr)
+        optimizer = SGD(f.parameters(), self.lr)
         for step in range(self.local_steps):
             order = torch.randperm(len(z), generator=node.random_generator("aggregator", round, step))
             rows = copy_to_device(order[: self.batch], node.device)

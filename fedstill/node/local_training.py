@@ -15,6 +15,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute, copy_to_device
 from fedstill.core.errors import ArgumentError
+from fedstill.core.optimizers import SGD, Adam
 from fedstill.data.augmentation import augment_examples, sample_augmentation
 from fedstill.node import dp_training
 from fedstill.node.captured_train_step import can_capture_training, capture_train_step
@@ -29,10 +30,8 @@ from fedstill.tasks import Task
 def make_optimizer(parameters: Sequence[nn.Parameter], config: LocalConfig) -> torch.optim.Optimizer:
     """Return the optimizer of local training for one network's parameters."""
     if config.optimizer == "adam":
-        return torch.optim.Adam(parameters, config.lr, weight_decay=config.weight_decay, fused=True)
-    return torch.optim.SGD(
-        parameters, config.lr, config.momentum, weight_decay=config.weight_decay, fused=True
-    )
+        return Adam(parameters, config.lr, weight_decay=config.weight_decay, fused=True)
+    return SGD(parameters, config.lr, config.momentum, weight_decay=config.weight_decay, fused=True)
 
 
 def attach_optimizers(nodes: Sequence[Node], config: LocalConfig) -> None:

@@ -46,7 +46,7 @@ def test_presets_have_the_model_that_is_recommended(one: RecordedAccuracy) -> No
 
 
 def test_advice_agrees_with_the_results_page() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks" / "privacy.md").read_text(encoding="utf-8")
     table = page[page.index("| records a node | data | epsilon") :].split("\n\n")[0]
     head, _, *rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
     budgets = [float(cell.removeprefix("epsilon ")) for cell in head[2:]]

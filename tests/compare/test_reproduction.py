@@ -17,14 +17,14 @@ from fedstill.report.comparison_tables import reproduction_markdown
 from fedstill.runs import spec
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "benchmarks"
 ENTRIES = {entry.name: entry for entry in reproductions()}
 RECORDED = [(name, scale) for name, entry in ENTRIES.items() for scale in entry.records()]
 PRESETS = ROOT / "experiments" / "presets"
 TOOL = runpy.run_path(str(ROOT / "tools" / "reproduction_pages.py"))
 page, with_summary = TOOL["page"], TOOL["with_summary"]
 
-pytestmark = pytest.mark.skipif(not (DOCS / "conf.py").exists(), reason="without the docs")
+pytestmark = pytest.mark.skipif(not (DOCS.parent / "conf.py").exists(), reason="without the docs")
 
 
 def test_summary_is_generated_from_the_records() -> None:
