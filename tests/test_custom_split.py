@@ -140,7 +140,7 @@ def test_fediod_uses_the_median_for_student_and_generator() -> None:
     one = make_world(FedIOD(batch=5, ensemble="my_lab.robust:median", student=student))
     before = [value.clone() for value in one.server.state.generator.G.parameters()]
     one.server.step()
-    x, z = one.server.state.student.replay.sample(5, 0, 0)
+    x, z, _ = one.server.state.student.replay.sample(5, 0, 0)
     with torch.no_grad():
         responses = torch.stack([node.model(x) for node in one.nodes])
     torch.testing.assert_close(z, reference(responses), rtol=1e-4, atol=1e-5)

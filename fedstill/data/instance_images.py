@@ -11,11 +11,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from annotated_types import Interval
 
 from fedstill.core import timing
 from fedstill.core.dataset import CaseIndex, DataSet, TensorData, normalize
@@ -35,6 +36,7 @@ from fedstill.data.images import (
 )
 from fedstill.data.loading import PATIENT, UnsplitExamples, normalize_requested_sites, prepare_data_set
 from fedstill.data.raw_images import raw_images_from_arrays, read_npz, require_array
+from fedstill.data.stain_shift import shift_stains, site_stains
 from fedstill.tasks import Targets, TaskConfig
 from fedstill.tasks.instances import classes_from_objects
 
@@ -155,6 +157,9 @@ class InstanceImageData(DataConfig):
     scale: Share = 1.0
     """First average images down to this share of their height and width; 0.5: 20x from 40x."""
 
+    stain_shift: Annotated[float, Interval(ge=0, le=1), "0 to 1"] = 0.0
+    """Shift of the stains of H&E images toward stains that are random for each site: 0 none, 1 wholly."""
+
     @abstractmethod
     def images(self) -> Sequence[InstanceImage]:
         """Return all images."""
@@ -183,6 +188,8 @@ def prepare_instance_images(
     if config.scale < 1:
         images = [_downscale(image, config.scale) for image in images]
         scaling_note = f"images averaged down to {config.scale:g} of their size"
+    if config.stain_shift:
+        images = [_shift_stains(image, config) for image in images]
     cases = patch_case_index(images, patch)
     image_index = cases.case_ids.numpy()
     sites = np.array([image.site for image in images])[image_index]
@@ -219,6 +226,11 @@ def _downscale(image: InstanceImage, scale: float) -> InstanceImage:
     height, width = (max(round(side * scale), 1) for side in image.instances.shape)
     pixels = resize_images(image.image[None], height, width)[0]
     return replace(image, image=pixels, instances=resize_instances(image.instances, height, width))
+
+
+def _shift_stains(image: InstanceImage, config: InstanceImageData) -> InstanceImage:
+    stains = site_stains(image.site, config.seed)
+    return replace(image, image=shift_stains(image.image, stains, config.stain_shift))
 
 
 def patch_case_index(images: Sequence[InstanceImage], patch: int) -> CaseIndex:

@@ -46,7 +46,7 @@ _OPTIONS_BY_TARGETS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
         "labels": ("size", "sites", "label", "image"),
         "map": ("size", "channels", "sites", "slices"),
         "image": ("size", "channels", "sites", "slices"),
-        "instances": ("sites", "patch", "scale"),
+        "instances": ("sites", "patch", "scale", "stain_shift"),
         "texts": ("length", "words", "vocabulary"),
         "rows": ("schema",),
         "values": ("schema",),

@@ -1,5 +1,4 @@
-"""Student that trains on ensembled responses: from a replay memory, or (published code) from fresh
-queries."""
+"""Student that trains on ensembled responses: of a replay memory, or of fresh queries (published code)."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from fedstill.core.compute import match_parameter_layout
 from fedstill.core.cuda_graphs import CudaGraphStep, ModelAndOptimizerTensors, make_capturable
 from fedstill.core.optimizers import Adam
 from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveInt
-from fedstill.methods import ArgumentError, Server, cosine_lr, descend, set_lr
+from fedstill.methods import ArgumentError, Server, Tensors, cosine_lr, descend, set_lr
 from fedstill.methods._label_shift import LabelShift
 from fedstill.methods._replay_memory import Augment, LabeledBatch, Replay
 
@@ -66,6 +65,7 @@ class Student:
         self, options: ReplayTraining, server: Server, tau: float, shift: LabelShift | None = None
     ) -> None:
         self.options, self.server, self.S, self.tau, self.shift = options, server, server.student, tau, shift
+        self.map_loss = 0.0  # weight of the task's loss on the labels of the inputs' label maps
         self.replay = Replay(options.memory, options.augment, server.task, server.shape, server.seed)
         # Frozen parameters stay unchanged.
         self.trainable = [parameter for parameter in self.S.parameters() if parameter.requires_grad]
@@ -73,16 +73,14 @@ class Student:
         # On a GPU both are captured as CUDA graphs.
         self.uses_cuda_graphs = server.compute.uses_cuda_graphs(self.S)
         memory = ModelAndOptimizerTensors([self.S], [self.adam])
-        self._captured_step, self._captured_evaluate = (
-            CudaGraphStep(self.step, memory),
-            CudaGraphStep(self._evaluate, memory),
-        )
+        self._captured_step = CudaGraphStep(self.step, memory)
+        self._captured_evaluate = CudaGraphStep(self._evaluate, memory)
 
     def evaluate(self, x: torch.Tensor) -> torch.Tensor:
         """Return S(x) with gradients to x only; S and its running statistics do not change."""
         return (self._captured_evaluate if self.uses_cuda_graphs else self._evaluate)(x=x)["z_hat"]
 
-    def _evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _evaluate(self, x: torch.Tensor) -> Tensors:
         self._set_trainable(False)
         z_hat = self.S(self.server.task.observe(x)).float()
         self._set_trainable(True)
@@ -92,29 +90,31 @@ class Student:
         """Return S's target for ensembled logits z ``(B, classes, ...)``."""
         return z if self.shift is None else self.shift.correct_logits(z)
 
-    def mimic_loss(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        """Return L_mimic as S descends it (Eq. 10)."""
-        z_hat = self.S(self.server.task.observe(x)).float()
-        return self.server.task.distillation_loss(z_hat, z, self.tau).mean()
+    def loss(self, x: torch.Tensor, z: torch.Tensor, maps: torch.Tensor | None = None) -> torch.Tensor:
+        """Return L_mimic as S descends it (Eq. 10), with the loss on the maps' labels."""
+        task, z_hat = self.server.task, self.S(self.server.task.observe(x)).float()
+        loss = task.distillation_loss(z_hat, z, self.tau).mean()
+        if maps is None or not self.map_loss:
+            return loss
+        return loss + self.map_loss * task.loss(z_hat[None], task.targets_from_maps(maps, x)[None])[0]
 
     def train(self, t: int, of: int, fresh: Sequence[LabeledBatch]) -> torch.Tensor:
-        """Run the steps of S after query ``t`` of ``of``, on fresh or replayed responses, and return the last
-        loss."""
+        """Run S's steps after query ``t`` of ``of`` on fresh or replayed batches; return the last loss."""
         options, server, done = self.options, self.server, self.server.completed_steps
         set_lr(self.adam, cosine_lr(t, of, options.lr, options.lr_end))
         L_S = torch.zeros((), device=server.device)
         if self.uses_cuda_graphs:
             make_capturable(self.adam)
         for index in range(options.steps):
-            x, z = fresh[index] if fresh else self.replay.sample(options.batch, done, index)
+            batch = fresh[index] if fresh else self.replay.sample(options.batch, done, index)
             with server.compute.step(server.seed, "student", done, index):
-                z = self.corrected_target(z)
-                L_S = (self._captured_step if self.uses_cuda_graphs else self.step)(x=x, z=z)["loss"]
+                tensors = batch._replace(z=self.corrected_target(batch.z)).tensors()
+                L_S = (self._captured_step if self.uses_cuda_graphs else self.step)(**tensors)["loss"]
         return L_S
 
-    def step(self, x: torch.Tensor, z: torch.Tensor) -> dict[str, torch.Tensor]:
+    def step(self, x: torch.Tensor, z: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """Take one step of S."""
-        loss = self.mimic_loss(x, z)
+        loss = self.loss(x, z, maps)
         with torch.autocast(x.device.type, enabled=False):  # backward runs in the precision of forward
             descend(self.adam, loss)
         return {"loss": loss.detach()}

@@ -165,13 +165,13 @@ class CoBoosting(Method):
             self.update_node_weights(server, state, responses, y, t)
             z = self.ensemble_responses(server, state, responses)
         if not self.epsilon:
-            return x, z.detach()
+            return LabeledBatch(x, z.detach())
         v = 2 * torch.rand(z.shape, generator=torch_generator(server.seed, "v", t)) - 1
         (gradient,) = torch.autograd.grad((v.to(z.device) * (z / self.tau).softmax(1)).sum(), x)
         std = torch.tensor(server.std, device=x.device).view(-1, 1, 1)
         x = x.detach() + self.epsilon / std * gradient.sign()
         with torch.no_grad(), server.compute.step(server.seed, "moved", t):
-            return x, self.ensemble_responses(server, state, self.respond(server, state, x))
+            return LabeledBatch(x, self.ensemble_responses(server, state, self.respond(server, state, x)))
 
     def update_node_weights(
         self, server: Server, state: CoBoostingState, responses: Responses, y: torch.Tensor, t: int

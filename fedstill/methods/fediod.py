@@ -88,8 +88,8 @@ class FedIOD(Method):
     batch: PositiveInt = 64
     """Inputs x in a query."""
     ensemble: Ensemble = "consensus"
-    """Combination of the responses: logits (Eq. 9), log_probs, probs, consensus, which follows the nodes that
-    know the classes an input shows, a robust one (median and others), or a custom one.
+    """Combination of the responses: logits (Eq. 9), their sum, log_probs, probs, consensus, which follows the
+    nodes that know the classes an input shows, a robust one (median and others), or a custom one.
     """
     importance: Importance = "counts"
     """Importance weight of a node for an input (pi_k(x), Eq. 8). counts: by class counts alone (published
@@ -327,13 +327,11 @@ class FedIOD(Method):
             losses["balance"] = task.balance_loss(z_bar)
             z_hat, target = S.evaluate(x), S.corrected_target(z_bar)  # S(x) and z_bar  (B, classes, ...)
             losses["mimic"] = task.distillation_loss(z_hat, target, self.tau).mean()  # Eq. 10
-            L_G = (
-                self.gan * losses["gan"]
-                + self.conf * losses["conf"]
-                + self.unique * losses["unique"]
-                - self.mimic * losses["mimic"]
-                + self.balance * losses["balance"]
-            )  # Eq. 11
+            weights = {"gan": self.gan, "conf": self.conf, "unique": self.unique, "mimic": -self.mimic}
+            weights["balance"] = self.balance
+            L_G = 0.0 * x.mean()  # Eq. 11; losses without a weight are not backpropagated, through nodes or S
+            for name in (name for name, weight in weights.items() if weight):
+                L_G = L_G + weights[name] * losses[name]
             if "difference" in responses.tensors:  # of the one node that owns each map
                 losses["difference"] = responses["difference"].sum(0).mean()
                 L_G = L_G + losses["difference"]
@@ -342,7 +340,7 @@ class FedIOD(Method):
 
         # Output distillation
         if self.student_inputs == "replayed":
-            S.replay.add(x.detach(), z_bar.detach())
+            S.replay.add(x.detach(), z_bar.detach(), w.maps)
         fresh = self.query_fresh_batches(server, state, t) if self.student_inputs == "fresh" else []
         # Its own steps count from 0, also after a pretraining of G (fediod-maps).
         losses["student"] = S.train(t - (self.total_steps - self.steps), self.steps, fresh)
@@ -395,7 +393,7 @@ class FedIOD(Method):
             responses = server.query("predict", nodes=state.histogram.names, x=x, **sent)
             pi = importance_weights(self.importance, server.task, state.histogram, responses)
             z = server.task.ensemble(responses["logits"], pi, self.ensemble)
-        return list(zip(torch.split(x, self.batch), torch.split(z, self.batch), strict=True))
+        return list(map(LabeledBatch, batches, torch.split(z, self.batch), (w.maps for w in arguments)))
 
     def ensemble_responses(self, server: Server, state: Any, responses: Responses) -> torch.Tensor | None:
         if not state.histogram.names:

@@ -4,7 +4,8 @@ Gong et al., "Federated Learning via Input-Output Collaborative Distillation", A
 :mod:`fedstill.methods.fediod`, but G generates x from label maps, D_k judges pairs of map and image, and
 L_gan is complemented by the distance to the real image of the same map, computed at the node that owns it.
 
-Beyond the paper: pretraining of generator and critics alone.
+Beyond the paper: pretraining of generator and critics alone; a student that also learns the labels of the
+maps, as in the published code for label maps (``lsl001006/asyndgan``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import ClassVar
 
 import torch
 
-from fedstill.core.options import NonNegativeInt
+from fedstill.core.options import NonNegativeFloat, NonNegativeInt
 from fedstill.methods import ArgumentError, Needs, NodeSetting, NodeView, Query, QueryDetails, Server, Tensors
 from fedstill.methods._label_maps import DIFFERENCE, MapGenerator
 from fedstill.methods.fediod import FedIOD, FedIODState
@@ -38,6 +39,10 @@ class FedIODMaps(FedIOD):
 
     pretrain: NonNegativeInt = 0
     """Initial steps of generator and critics alone."""
+    map_loss: NonNegativeFloat = 0.0
+    """Weight of the task's loss of the student on the labels of the map that an image is generated from. The
+    published code has 1, and L_mimic at tau = 5 without the factor tau^2: here 25.
+    """
     generator: MapGenerator = field(default_factory=MapGenerator)  # type: ignore[assignment]
     """The generator G."""
 
@@ -90,6 +95,11 @@ class FedIODMaps(FedIOD):
         return {**self.train_critic(node, x, maps), **self.difference(node, x, source)}
 
     # --- at the server ----------------------------------------------------------------------------------
+
+    def init_state(self, server: Server) -> FedIODState:
+        state = super().init_state(server)
+        state.student.map_loss = self.map_loss
+        return state
 
     def step(self, server: Server, state: FedIODState, t: int) -> Mapping[str, float]:
         """Run a step of G and the critics alone, or a distillation step."""

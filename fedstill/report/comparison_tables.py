@@ -326,16 +326,25 @@ def _run_record(
 
 
 def summary_csv(summary: ComparisonSummary) -> str:
-    """Return one row per method and setting, with means and standard deviations over seeds."""
+    """Return one row per method and setting, with means and standard deviations over seeds.
+
+    ``ensembling`` and ``distilling`` are the differences of :func:`decomposition_table`, with the half widths
+    of their 95% confidence intervals.
+    """
     main, local, *others = summary.metric_names()
     published, records = summary.published_metrics(), []
     papers = [name for name in summary.metric_names() if name in published or name in (main, local)]
     for setting in summary.settings:
+        decompositions = {part.entry.label: part for part in setting.decompositions}
         for entry in setting.entries:
             record: dict[str, Any] = {**_method_record(setting, entry), "seeds": len(entry.runs)}
             record["evaluated_model"] = entry.evaluated_model
             for name in (main, local, f"{local}{ALL_TESTS_SUFFIX}", *others):
                 record |= _spread_record(_column(name), entry.spread(name))
+            part = decompositions.get(entry.label)
+            record |= _spread_record("ensemble", part.ensemble if part else None)
+            record |= _difference_record("ensembling", part.gain if part else None)
+            record |= _difference_record("distilling", part.gap if part else None)
             for name in ("bytes up", "bytes down", "queries", "seconds"):
                 spread = entry.spread(name)
                 record[f"{_column(name)}_mean"] = spread and spread.mean
@@ -402,11 +411,15 @@ def _spread_record(column: str, spread: Spread | None) -> dict[str, Any]:
     return {f"{column}_mean": spread and spread.mean, f"{column}_std": spread and spread.std}
 
 
+def _difference_record(column: str, difference: SeedDifference | None) -> dict[str, Any]:
+    return {
+        column: difference and difference.mean,
+        f"{column}_half_width": difference and difference.half_width,
+    }
+
+
 def _column(name: str) -> str:
     return name.replace(",", "").replace(" ", "_")
-
-
-# --- Markdown and LaTeX ---------------------------------------------------------------------------------
 
 
 # --- Markdown, LaTeX --------------------------------------------------------------------------------------

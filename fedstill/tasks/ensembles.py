@@ -23,6 +23,14 @@ def logits(responses: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.
     return (weights * responses).sum(0)
 
 
+def logit_sum(responses: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:
+    """Return ``sum_k z_k`` without weights, as FedIOD's published code for label maps.
+
+    With K nodes it is K times their mean: it predicts the same classes, with more certainty.
+    """
+    return responses.sum(0)
+
+
 def log_probs(responses: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:
     """Return the weighted mean of normalized outputs, without each node's arbitrary offset."""
     return (weights * task.normalize_outputs(responses)).sum(0)

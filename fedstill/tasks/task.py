@@ -89,6 +89,7 @@ ENSEMBLES: Registry[Callable[[torch.Tensor, torch.Tensor, Task], torch.Tensor]] 
     "ensemble",
     {
         "logits": "fedstill.tasks.ensembles:logits",
+        "sum": "fedstill.tasks.ensembles:logit_sum",
         "log_probs": "fedstill.tasks.ensembles:log_probs",
         "probs": "fedstill.tasks.ensembles:probs",
         "consensus": "fedstill.tasks.ensembles:consensus",

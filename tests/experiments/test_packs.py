@@ -15,6 +15,7 @@ from PIL import Image
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
 from fedstill.data import load, make_data_config
+from fedstill.data.partitioners import SortedByColumn, split
 from fedstill.data.public import PublicConfig, load_public
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.instances import InstancesConfig
@@ -48,6 +49,17 @@ def test_brain_mri() -> None:
     tested = {data.test.cases.names[n] for n in data.test.cases.present_ids()}
     assert not tested & set(data.columns["patient"])
     assert "EZ" in data.note
+
+
+def test_brain_mri_is_divided_by_size_of_tumor() -> None:
+    """Nodes have whole patients; a later one has larger tumors, on average over its slices."""
+    data = mri(SegmentationConfig())
+    patients, random = data.columns["patient"], np.random.default_rng(0)
+    config = SortedByColumn(nodes=10, column="tumor", minimum=1)
+    parts = split(data.train.targets, 2, config, random, data.columns, patients)
+    sizes = [data.train.targets[part].double().mean() for part in parts]
+    assert sizes == sorted(sizes)
+    assert sum(len(set(patients[part])) for part in parts) == len(set(patients))
 
 
 def test_brain_mri_reconstruction_uses_flair() -> None:

@@ -132,7 +132,10 @@ def test_ensemble_is_weighted_by_class_counts(how: Any, engine: Any) -> None:
 @pytest.mark.parametrize(
     ("how", "line"),
     [
-        ("concensus", "invalid method.ensemble = 'concensus' (expected logits, log_probs, probs, consensus"),
+        (
+            "concensus",
+            "invalid method.ensemble = 'concensus' (expected logits, sum, log_probs, probs",
+        ),
         ("math:pi", "invalid method.ensemble = 'math:pi' (expected a function or class; 'pi' of"),
         ("no_such_lab:mean", "invalid method.ensemble = 'no_such_lab:mean' (expected a module in"),
     ],

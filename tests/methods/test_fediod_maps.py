@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedstill.core.errors import ArgumentError
 from fedstill.federation.responses import Responses
@@ -20,6 +22,7 @@ from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models.perceptual import perceptual_loss
 from fedstill.protocol.needs import unmet_need
 from fedstill.tasks.classification import Classification
+from fedstill.tasks.segmentation import Segmentation
 from tests.support.errors import raises_invalid
 from tests.support.map_world import (
     FIOD,
@@ -117,6 +120,16 @@ def test_released_bytes() -> None:
     assert kinds["label maps"]["down"] == 2 * batch * pixels, "maps of one node are sent to the others"
 
 
+def test_nodes_get_no_gradients_of_logits_without_losses_on_them() -> None:
+    down = []
+    for weight in (0.0, 0.1):
+        one = world(specs=("unet:2", "unet:2"), conf=0.0, unique=0.0, mimic=weight)
+        one.server.step()
+        down.append(one.audit.traffic_totals()["by_kind"]["gradients"]["down"])
+    of_critic_and_difference = 2 * FIOD.batch * (4 * 4 + 1) * 4
+    assert down == [of_critic_and_difference, of_critic_and_difference + 2 * FIOD.batch * 2 * 16 * 16 * 4]
+
+
 def test_notes_that_perceptual_loss_is_off() -> None:
     assert world().side.notes == (
         "perceptual loss is off (nodes have no pretrained features: nodes.perceptual names a backbone, or a "
@@ -205,9 +218,10 @@ def test_preview_samples_have_maps() -> None:
 def test_replayed_maps_are_augmented_with_images(augment: Any) -> None:
     x = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(0))
     memory = Replay(20, augment, TASK, SHAPE, SEED)
-    memory.add(x, torch.cat([x, -2 * x], 1))
-    moved, responses = memory.sample(100, 0)
+    memory.add(x, torch.cat([x, -2 * x], 1), (200 * x[:, 0]).to(torch.uint8))
+    moved, responses, maps = memory.sample(100, 0)
     assert torch.equal(responses, torch.cat([moved, -2 * moved], 1))
+    assert torch.equal(maps, (200 * moved[:, 0]).to(torch.uint8))
     assert torch.equal(moved, x) == (augment == "none")
     if augment == "turn":
         for before, after in zip(x, moved, strict=True):
@@ -235,6 +249,52 @@ def test_rejects_invalid_replay_augmentation() -> None:
         Replay(9, "turn", TASK, (1, 16, 24), 0)
 
 
+# --- labels of the maps --------------------------------------------------------------------------
+
+
+class Constant(nn.Module):
+    """Network with the logits 0 and 5 log 3 at each pixel: probabilities 1/4 and 3/4 at temperature 5."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([0.0, 5 * math.log(3)]).view(1, 2, 1, 1).expand(len(x), 2, *x.shape[2:])
+
+
+def test_published_loss_of_the_student_by_hand() -> None:
+    """The published code adds KL at temperature 5, without its square, and the negative log-likelihood of
+    labels. Half of the pixels are body (code 1, class 0), half tumor (code 2, class 1); targets are equal.
+
+    KL: log(2) / 2 + log(2 / 3) / 2. Likelihood: log(1 + 3^5) for class 0, the same minus 5 log 3 for class 1.
+    """
+    one = world(task=Segmentation(2, dice=0.0), tau=5.0, map_loss=25.0)
+    student = one.server.state.student
+    student.S = Constant()
+    maps = torch.ones(3, 16, 16, dtype=torch.uint8)
+    maps[:, :8] = 2
+    kl = (math.log(2) + math.log(2 / 3)) / 2
+    likelihood = math.log(1 + 3**5) - 5 * math.log(3) / 2
+    loss = student.loss(torch.zeros(3, *SHAPE), torch.zeros(3, 2, 16, 16), maps)
+    assert loss.item() == pytest.approx(25 * (kl + likelihood), rel=1e-5)
+
+
+@pytest.mark.parametrize("student_inputs", ["replayed", "fresh"])
+def test_student_alone_learns_the_labels_of_the_maps(student_inputs: Any) -> None:
+    without, one = (world(student_inputs=student_inputs, map_loss=weight) for weight in (0.0, 2.0))
+    student, seen = one.server.state.student, []
+    step = student.step
+    student.step = lambda x, z, maps: (seen.append((x, maps)), step(x, z, maps))[1]
+    for created in (without, one):
+        created.server.step()
+    G, source = one.server.state.generator.G, one.server.state.generator.source
+    assert torch.equal(weights(G), weights(without.server.state.generator.G))
+    assert not torch.equal(weights(one.server.student), weights(without.server.student))
+    assert len(seen) == FIOD.student.steps
+    for x, maps in seen:
+        if student_inputs == "fresh":
+            torch.testing.assert_close(x, G(TASK.encode_maps(maps)))
+        else:  # the memory has one query's inputs
+            assert torch.equal(maps, source.sample_batch(FIOD.batch, "w", 0).maps)
+
+
 # --- label shift ---------------------------------------------------------------------------------
 
 
@@ -243,7 +303,7 @@ def test_label_shift_corrects_targets_to_class_shares_of_node() -> None:
     student = one.server.state.student
     learned: list[torch.Tensor] = []
     step = student.step
-    student.step = lambda x, z: (learned.append(z), step(x, z))[1]
+    student.step = lambda x, z, maps: (learned.append(z), step(x, z, maps))[1]
     for _ in range(2):
         one.server.step()
     z = student.replay._z[: len(student.replay)]  # the ensemble's logits
@@ -305,7 +365,12 @@ def test_stacked_and_single_nodes_give_equal_metrics(options: dict[str, Any]) ->
 
 @pytest.mark.parametrize(
     "options",
-    [{"pretrain": 1, "generator": {"augment": "turn"}}, {"student_inputs": "fresh"}, {"label_shift": True}],
+    [
+        {"pretrain": 1, "generator": {"augment": "turn"}},
+        {"student_inputs": "fresh"},
+        {"label_shift": True},
+        {"map_loss": 2.0},
+    ],
 )
 def test_resumed_training_equals_uninterrupted(options: dict[str, Any], tmp_path: Path) -> None:
     whole = world(**options, features=vgg())

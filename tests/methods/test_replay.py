@@ -28,7 +28,7 @@ def held(memory: Replay) -> set[float]:
     """Return all stored inputs, found by repeated sampling; check that pairs stay together."""
     values: set[float] = set()
     for step in range(200):
-        inputs, targets = memory.sample(1, step)
+        inputs, targets, _ = memory.sample(1, step)
         assert torch.equal(10 * inputs[:, 0, 0, 0], targets[:, 0])
         values |= set(inputs[:, 0, 0, 0].tolist())
     return values
@@ -62,7 +62,7 @@ def test_replay_samples_do_not_depend_on_reserved_memory() -> None:
 def test_small_replay_returns_each_pair_once(count: int) -> None:
     memory = memory_of(4)
     memory.add(*pairs(0, 2))
-    inputs, targets = memory.sample(count, 0)
+    inputs, targets, _ = memory.sample(count, 0)
     assert inputs[:, 0, 0, 0].tolist() == [0, 1]
     assert targets[:, 0].tolist() == [0, 10]
 

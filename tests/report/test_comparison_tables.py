@@ -73,10 +73,13 @@ def test_summary_csv_has_means_deviations_and_gaps(folder: Path) -> None:
     assert len(rows) == 8
     fedavg = rows["50% skew_ed", "fedavg"]
     metrics = {key: float(value) for key, value in fedavg.items() if re.fullmatch(r"-?[0-9.]+", value)}
+    t = 4.302653  # Student's t(0.975) with 2 degrees of freedom
     expected = {
         "seeds": 3, "accuracy_mean": 84, "accuracy_std": 4, "local_accuracy_mean": 72,
         "local_accuracy_std": 2,
         "local_accuracy_all_tests_mean": 72.5, "local_accuracy_all_tests_std": 2, "bytes_up_mean": 2000,
+        "ensemble_mean": 95, "ensemble_std": 0, "ensembling": 22.5, "distilling": -11,
+        "ensembling_half_width": t * 2 / math.sqrt(3), "distilling_half_width": t * 4 / math.sqrt(3),
         "bytes_down_mean": 500, "queries_mean": 41, "seconds_mean": 12.5, "paper_accuracy": 82.5,
         "paper_accuracy_std": 0.7, "accuracy_gap": 1.5, "paper_local_accuracy": 75, "local_accuracy_gap": -3,
     }  # fmt: skip
@@ -86,6 +89,7 @@ def test_summary_csv_has_means_deviations_and_gaps(folder: Path) -> None:
     assert rows["50% skew_ed", "fediod"]["paper_accuracy"] == ""  # that value is of the other setting
     assert rows["another", "fediod"]["paper_accuracy"] == "10.0"
     assert rows["another", "fediod"]["accuracy_gap"] == ""
+    assert rows["50% skew_ed", "standalone"]["distilling"] == ""  # it has no student
     few = rows["50% skew_ed", "few"]
     assert (few["name"], few["seeds"], few["accuracy_mean"]) == ("fediod", "0", "")
     assert few["reason"] == "refused: few cannot run: node-1: <no> & never"

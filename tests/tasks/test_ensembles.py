@@ -1,4 +1,4 @@
-"""Robust ensembles against values by hand, independent solvers and invariants."""
+"""The sum, and robust ensembles against values by hand, independent solvers and invariants."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ def equal(nodes: int) -> torch.Tensor:
 def ensembled(z: torch.Tensor, name: str, weights: torch.Tensor | None = None) -> torch.Tensor:
     """Return the ensemble's probabilities."""
     return TASK.ensemble(z, equal(len(z)) if weights is None else weights, name).softmax(1)
+
+
+def test_sum_ignores_weights() -> None:
+    z = torch.tensor([[[1.0, 2.0, 3.0]], [[10.0, 0.0, -1.0]]])
+    weights = torch.tensor([0.9, 0.1]).view(2, 1, 1).expand(2, 1, 3)
+    assert TASK.ensemble(z, weights, "sum").tolist() == [[11.0, 2.0, 2.0]]
 
 
 @pytest.mark.parametrize("nodes", [4, 5])

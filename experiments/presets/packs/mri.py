@@ -38,14 +38,16 @@ class BrainMRI(DataConfig):
         """Return the three sequences and the FLAIR abnormality of all slices."""
         path = find_file(self, "brain_mri_lgg.npz")
         arrays = read_npz(path)
+        masks = require_array(path, arrays, "masks")
         columns = {
             SITE: require_array(path, arrays, "sites")[require_array(path, arrays, "site")],
             PATIENT: require_array(path, arrays, "patients")[require_array(path, arrays, "patient")],
             "slice": require_array(path, arrays, "slice_no"),
+            "tumor": masks.reshape(len(masks), -1).astype(bool).sum(1),  # pixels
         }
         raw = RawImages(
             require_array(path, arrays, "images").transpose(0, 3, 1, 2),
-            require_array(path, arrays, "masks").astype(np.int64),
+            masks.astype(np.int64),
             ("background", "tumor"),
             columns=columns,
         )
