@@ -166,7 +166,8 @@ def distil(
             no data. Default: None.
         local: options of the nodes' local training. Default: ``LocalConfig()``.
         local_loss: function of a model's outputs ``(B, classes, ...)`` and targets ``(B, ...)`` that returns
-            the mean of one loss per example, in place of the task's loss on labels and its label smoothing.
+            the mean of one loss per example, in place of the task's loss on labels and its label smoothing;
+            also where a method's server uses labels.
             Default: None, the task's loss.
         names: names of the nodes. Default: ``node-0``, ``node-1``, ...
         policies: one policy per node, for its gate. The default ``PolicyConfig()`` releases only outputs of
@@ -551,9 +552,15 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
         "schema": repr(to_table(setting.schema)),  # its repr is abbreviated
         **{name: digest("", {"x": part.inputs, "y": part.targets}) for name, part in data.items()},
         "public": digest("", public),
-        "models": " ".join(str(node.model) for node in nodes),
+        "models": " ".join(f"{node.model}{_frozen_digest(node.model)}" for node in nodes),
         "student": str(setting.student),
     }
+
+
+def _frozen_digest(model: nn.Module) -> str:
+    """Return a digest of the weights of a model that is not trained; others change in their run."""
+    trained = any(parameter.requires_grad for parameter in model.parameters())
+    return "" if trained else digest("", dict(model.state_dict()))
 
 
 def _convert_public(

@@ -1,4 +1,4 @@
-"""Data sets divided over nodes, as :func:`fedstill.distil` takes them."""
+"""Labeled data sets divided over nodes, as :func:`fedstill.distil` takes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FederatedData:
     """A data set whose training examples are divided over nodes.
 
     Args:
-        nodes: private examples of each node; inputs ``(N, C, H, W)``, ``(N, L)`` or ``(N, F)``.
+        nodes: private examples of each node; inputs ``(N, C, H, W)`` or ``(N, L)``.
         test: examples for evaluation that no node has.
         classes: names of the classes.
         public: public examples, or None.
@@ -84,7 +84,8 @@ def load(
     options: Mapping[str, Any] | None = None,
     **partition_options: Any,
 ) -> FederatedData:
-    """Load a data set and divide its training examples over nodes, as a run with these options does.
+    """Load a data set of images or texts for classification and divide its training examples over nodes, as
+    a run with these options does. For tables, use :func:`fedstill.run_preset`.
 
     Args:
         name: name of a data set from ``fedstill list``, or ``"module:Name"`` of your own.
@@ -115,9 +116,9 @@ def load(
     }
     for option, value in (options or {}).items():
         section, _, key = option.rpartition(".")
-        target = table.get(section or "data")
-        if not isinstance(target, dict):
-            raise ArgumentError("options", option, "options of data, split and public")
+        target = table[section or "data"] if section in ("", "data", "split", "public") else {}
+        if not target or key in target:
+            raise ArgumentError("options", option, "other options of data, split and public")
         target[key] = value
     spec = from_dict(table)
     data = load_data_set(spec.data, spec.task)

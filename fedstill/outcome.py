@@ -97,7 +97,8 @@ class Outcome:
     @cached_property
     def predictions(self) -> torch.Tensor | None:
         """Outputs of the evaluated model on ``test``, ``(N, classes, ...)`` float32: logits, as the student
-        returns them. None if the method has no global model.
+        returns them. None if the method has no global model. They are computed at the first use: use them
+        before you train the module further.
         """
         outputs = self._simulation.responses(self._simulation.test.inputs)
         return None if outputs is None else outputs.cpu()

@@ -43,6 +43,9 @@ def test_seed_and_partition_change_the_division() -> None:
 def test_invalid_options_are_named() -> None:
     with raises_invalid("options", "nodes.models"):
         fedstill.datasets.load("digits", options={"nodes.models": ["mlp"]})
+    for given in ("method.name", "split.nodes", "name"):
+        with raises_invalid("options", given):
+            fedstill.datasets.load("digits", options={given: 3})
     with pytest.raises(UnknownName):
         fedstill.datasets.digits(alhpa=0.1)
     with raises_invalid("data.name", "digitz"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import fedstill
 from fedstill.core.errors import RunFolderError
 from fedstill.models import MLP
 from fedstill.runs.simulation import Simulation
-from tests.support.bright_rows import bright_rows, few
+from fedstill.tasks.custom_loss import describe_loss
+from tests.support.bright_rows import SHAPE, bright_rows, few
 from tests.support.errors import raises_invalid
 
 X, Y = bright_rows(60, 3)  # the test data of few()
@@ -193,3 +195,33 @@ def test_run_with_another_local_loss_is_not_read(tmp_path: Path) -> None:
     fedstill.distil(**few(local_loss=lambda z, y: F.cross_entropy(z, y), out=tmp_path / "run"))
     with pytest.raises(RunFolderError, match="another local_loss"):
         fedstill.distil(**few(local_loss=lambda z, y: 2 * F.cross_entropy(z, y), out=tmp_path / "run"))
+
+
+def test_described_loss_changes_with_everything_it_uses() -> None:
+    def focal(gamma: float) -> Any:
+        def loss(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            p = z.softmax(1).gather(1, y[:, None])
+            return ((1 - p) ** gamma * -p.log()).mean()
+
+        return loss
+
+    losses = [
+        focal(0.1), focal(5.0), partial(F.cross_entropy, label_smoothing=0.1), partial(F.cross_entropy),
+        torch.nn.CrossEntropyLoss(), torch.nn.CrossEntropyLoss(label_smoothing=0.5),
+        torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])), mean_cross_entropy,
+    ]  # fmt: skip
+    assert len({describe_loss(loss) for loss in losses}) == len(losses)
+    assert describe_loss(focal(0.1)) == describe_loss(focal(0.1))
+
+
+def test_finished_run_is_not_read_for_other_frozen_weights(tmp_path: Path) -> None:
+    def frozen(seed: int) -> dict[str, Any]:
+        given = few(method=fedstill.FedKD(), public=bright_rows(20, 9)[0], out=tmp_path / "run")
+        torch.manual_seed(seed)
+        given["models"] = [MLP(SHAPE, 3, 8).requires_grad_(False) for _ in range(2)]
+        return given
+
+    fedstill.distil(**frozen(1))
+    fedstill.distil(**frozen(1))
+    with pytest.raises(RunFolderError, match="another models"):
+        fedstill.distil(**frozen(2))

@@ -34,7 +34,7 @@ from fedstill.core.options import PositiveInt
 from fedstill.protocol.node_side import NodeSide
 
 COLUMN = "label_shares_error"
-MIN_PROBABILITY = 1e-6  # of a class: smaller ones, which are rounding, would decide the log ratio alone
+MIN_PROBABILITY = 1e-6  # in place of a released probability of 0, whose logarithm is infinite
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,29 @@ class LabelInference(Attack):
         title, task = target.experiment.method.title, target.experiment.task
         if task.kind != "class":
             raise MethodRefused(title, "", f"the task {task.name} does not have one class per input")
-        names = [node.name for node in target.nodes if target.transcript.responses(node.name) is not None]
-        if not names:
+        responses = {node.name: target.transcript.responses(node.name) for node in target.nodes}
+        found = {name: pair for name, pair in responses.items() if pair is not None}
+        if not found:
             raise MethodRefused(title, "", "no node released scores of classes for inputs")
-        scores = {name: target.transcript.responses(name)[1] for name in names}  # type: ignore[index]
+        broken = [name for name, (_, z) in found.items() if not z.isfinite().all()]
+        scores = {name: z[-self.rows_used :] for name, (_, z) in found.items() if name not in broken}
+        skipped = [(f"label inference at {name}", "its responses are not finite") for name in broken]
+        if not scores:
+            raise MethodRefused(title, "", "no responses are finite")
+        names = list(scores)
         truth = {node.name: class_shares(task.counts(node.data)) for node in target.nodes}
         classes = list(target.experiment.setting.classes) or [str(y) for y in range(task.classes)]
-        estimates = {"mean prediction": mean_predictions(scores), "log ratio": log_ratios(scores)}
+        estimates = {"mean prediction": mean_predictions(scores)}
+        shared = [found[name][0][-self.rows_used :] for name in names]  # the inputs of each node
+        if len(names) > 1 and all(torch.equal(x, shared[0]) for x in shared):
+            estimates["log ratio"] = log_ratios(scores)
+        elif len(names) > 1:
+            skipped.append(("label inference by log ratio", "nodes answered different inputs"))
         variants = {
             variant: [compare_shares(name, by_node[name], truth[name], classes) for name in names]
             for variant, by_node in estimates.items()
         }
-        return AttackResult({"variants": variants})
+        return AttackResult({"variants": variants}, skipped=skipped)
 
     def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
         for variant, nodes in part["variants"].items():
@@ -155,8 +166,9 @@ def log_probabilities(scores: torch.Tensor) -> torch.Tensor:
     """
     scores = scores.double()
     is_distribution = bool((scores >= 0).all()) and bool(((scores.sum(1) - 1).abs() < 1e-3).all())
-    p = scores if is_distribution else scores.softmax(1)
-    p = p.clamp_min(MIN_PROBABILITY)
+    if not is_distribution:
+        return scores.log_softmax(1)
+    p = scores.clamp_min(MIN_PROBABILITY)
     return (p / p.sum(1, keepdim=True)).log()
 
 

@@ -27,6 +27,8 @@ from fedstill.data.loading import load
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import SentQuery
 from fedstill.federation.inprocess import InProcess
+from fedstill.methods._logit_perturbation import dequantize
+from fedstill.methods.fedkd import FedKD
 from fedstill.node.audit_entries import GRADIENT, RESPONSE
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.node import Node
@@ -77,12 +79,15 @@ class ServerTranscript:
 
     Args:
         max_rows: number of last rows of queries and responses that are kept.
+        levels, z_max: of a quantizer of logits (FedKD); ``z_max`` is that of the query if it sends one.
         counts: first label counts of each node, ``(C,)``.
         contributors: nodes that released anything but counts.
         has_generated_inputs: the server generated the queried inputs.
     """
 
     max_rows: int
+    levels: int = 0
+    z_max: float = 0.0
     counts: dict[str, torch.Tensor] = field(default_factory=dict)
     contributors: set[str] = field(default_factory=set)
     has_generated_inputs: bool = False
@@ -100,6 +105,8 @@ class ServerTranscript:
         logits = next(
             (release.tensors[name] for name, kind in kinds.items() if kind.category == "scores"), None
         )
+        if logits is not None and self.levels and not logits.is_floating_point():
+            logits = dequantize(logits, self.levels, float(release.sent.get("z_max", self.z_max)))
         inputs = None if logits is None else _query_inputs(release, public, len(logits))
         if logits is None or inputs is None or len(logits) != len(inputs):
             return
@@ -241,7 +248,9 @@ def replay_run(
     Raises:
         RunFolderError: the student in the folder is broken.
     """
-    experiment, transcript = replayed.experiment(), ServerTranscript(max_rows)
+    experiment, method = replayed.experiment(), replayed.config.method
+    quantizer = (method.levels, method.z_max) if isinstance(method, FedKD) else (0, 0.0)
+    transcript = ServerTranscript(max_rows, *quantizer)
     if not (folder / FILE).exists():
         raise RunFolderError(f"{folder} holds no {FILE}, against which what left can be checked")
 

@@ -211,7 +211,7 @@ class Simulation(MeasuredSimulation):
 
         Raises:
             RunFolderError: the folder has no state.
-            FedstillError: the data or the models' first weights are others than the run had.
+            FedstillError: the data, architectures or pretrained weights are others than the run had.
         """
         if not (out / STATE_FILE).exists():
             raise RunFolderError(f"{out} holds this run, finished, without its models: choose another folder")

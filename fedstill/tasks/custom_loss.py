@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -12,6 +15,8 @@ from fedstill.core.errors import ArgumentError
 from fedstill.tasks.task import Task
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (B, C, ...), (B, ...) to ()
+LIBRARIES = ("torch", "fedstill", "numpy")  # whose functions are described by their names
+PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 def with_loss(task: Task, loss: Loss, argument: str) -> Task:
@@ -51,17 +56,49 @@ def _scalar(value: object, argument: str) -> torch.Tensor:
 
 
 def describe_loss(loss: Loss | None) -> str:
-    """Return a text that changes with a function's name and code, but not with its place in a file.
+    """Return a text that changes with a function's code and with all values that it uses.
 
-    >>> describe_loss(torch.nn.functional.cross_entropy).partition(" ")[0]
-    'torch.nn.functional.cross_entropy'
+    It is equal in other processes and for other places of the code, so that an interrupted run can resume.
+
+    >>> describe_loss(torch.nn.CrossEntropyLoss()) == describe_loss(torch.nn.CrossEntropyLoss())
+    True
+    >>> describe_loss(torch.nn.CrossEntropyLoss()) == describe_loss(torch.nn.CrossEntropyLoss(ignore_index=1))
+    False
     """
     if loss is None:
         return ""
-    name = f"{loss.__module__}.{getattr(loss, '__qualname__', type(loss).__qualname__)}"
-    code = getattr(loss, "__code__", None)
-    if code is None:  # an object with its own options
-        return f"{name} {loss!r}"
-    constants = [value for value in code.co_consts if isinstance(value, int | float | str)]
-    described = repr((code.co_code, code.co_names, constants)).encode()
-    return f"{name} {hashlib.sha256(described).hexdigest()[:16]}"
+    return hashlib.sha256(_describe(loss, set()).encode()).hexdigest()
+
+
+def _describe(value: Any, seen: set[int]) -> str:
+    """Return a text of a value; functions with their code, defaults, closures and globals."""
+    if value is None or isinstance(value, PLAIN):
+        return repr(value)
+    if id(value) in seen:
+        return "again"
+    seen.add(id(value))
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    if isinstance(value, torch.Tensor):
+        array = value.detach().cpu().contiguous()
+        return f"{array.dtype} {tuple(array.shape)} {array.flatten().tolist()!r}"
+    parts: list[Any] = []
+    if isinstance(value, list | tuple):
+        parts = [*value]
+    elif isinstance(value, set | frozenset):
+        return f"{type(value).__name__} {sorted(_describe(each, seen) for each in value)}"
+    elif isinstance(value, Mapping):
+        parts = [part for pair in value.items() for part in pair]
+    elif isinstance(value, types.CodeType):
+        return f"{value.co_code!r} {value.co_names} {[_describe(each, seen) for each in value.co_consts]}"
+    elif isinstance(value, types.MethodType):
+        parts = [value.__func__, value.__self__]
+    elif isinstance(value, types.FunctionType) and value.__module__.partition(".")[0] not in LIBRARIES:
+        names, cells = value.__code__.co_names, value.__closure__ or ()
+        used = {key: value.__globals__[key] for key in names if key in value.__globals__}
+        inside = [cell.cell_contents for cell in cells]
+        parts = [value.__code__, value.__defaults__, value.__kwdefaults__, inside, used]
+    elif isinstance(value, functools.partial):
+        parts = [value.func, value.args, value.keywords]
+    elif not isinstance(value, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
+        parts = [vars(value)] if hasattr(value, "__dict__") else []
+    return f"{name} {[_describe(part, seen) for part in parts]}"

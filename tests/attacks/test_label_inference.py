@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from fedstill.attacks.attack import AttackResult, Target
 from fedstill.attacks.attack_runner import LeakageConfig, run_attacks
 from fedstill.attacks.label_inference import (
     LabelInference,
@@ -17,6 +19,7 @@ from fedstill.attacks.label_inference import (
     log_ratios,
     mean_predictions,
 )
+from fedstill.attacks.transcript import ObservedRelease, ReplayedRun, ServerTranscript
 from fedstill.runs.run import run
 from fedstill.runs.spec import from_dict
 
@@ -89,3 +92,42 @@ def test_methods_without_scores_are_skipped(tmp_path: Path) -> None:
     assert found["attacks"] == []
     [skipped] = found["skipped"]  # type: ignore[misc]
     assert "no node released scores" in skipped["reason"]
+
+
+def transcript_of(scores: Mapping[str, torch.Tensor], **options: Any) -> ServerTranscript:
+    """Return a transcript of one query, whose inputs are the nodes' own if their numbers differ."""
+    transcript = ServerTranscript(100, **options)
+    for number, (name, z) in enumerate(scores.items()):
+        x = torch.arange(len(z)).float().view(-1, 1)
+        release = ObservedRelease(
+            name, number if len(z) != 4 else 0, "predict", "response", {"logits": "logits"}, {"logits": z},
+            {"x": x}, {"x": "inputs"},
+        )  # fmt: skip
+        transcript.record_release(release, None)
+    return transcript
+
+
+def test_quantized_logits_are_scaled_back() -> None:
+    codes = torch.tensor([[2, -1], [0, 1], [1, 1], [-2, 0]], dtype=torch.int8)
+    responses = transcript_of({"a": codes}, levels=4, z_max=3.0).responses("a")
+    assert responses is not None
+    assert torch.equal(responses[1], codes.float() * 1.5)
+
+
+def attacked(scores: Mapping[str, torch.Tensor]) -> AttackResult:
+    """Attack a transcript in place of that of a short run."""
+    replay = ReplayedRun.from_config(from_dict({**BASE, "method": {"name": "standalone"}}))
+    return LabelInference().run(Target(replay, replay.experiment(), transcript_of(scores)))
+
+
+def test_nodes_without_finite_responses_and_unequal_inputs_are_skipped() -> None:
+    z = torch.zeros(4, 10)
+    result = attacked({"node-0": z, "node-1": z.log(), "node-2": z})
+    assert set(result.part["variants"]) == {"mean prediction", "log ratio"}
+    assert [node["node"] for node in result.part["variants"]["log ratio"]] == ["node-0", "node-2"]
+    assert [what for what, _ in result.skipped] == ["label inference at node-1"]
+    alone = attacked({"node-0": z})
+    assert set(alone.part["variants"]) == {"mean prediction"}
+    unequal = attacked({"node-0": z, "node-1": torch.zeros(3, 10)})
+    assert set(unequal.part["variants"]) == {"mean prediction"}
+    assert [what for what, _ in unequal.skipped] == ["label inference by log ratio"]
