@@ -132,7 +132,8 @@ class LabelInference(Attack):
                     target=node["node"],
                     metric="label shares off by",
                     text=format_percent(node["error"]),
-                    note=f"most frequent class: {node['largest']} (estimated {node['estimated_largest']})",
+                    note=f"most frequent class: {node['most_frequent']} (estimated "
+                    f"{node['estimated_most_frequent']})",
                     detail=True,
                 )
 
@@ -143,7 +144,7 @@ class LabelInference(Attack):
         }
         best = min(errors, key=lambda variant: errors[variant])
         nodes = part["variants"][best]
-        right = sum(node["largest"] == node["estimated_largest"] for node in nodes)
+        right = sum(node["most_frequent"] == node["estimated_most_frequent"] for node in nodes)
         return (
             f"Responses alone reveal the shares of classes up to {100 * errors[best]:.0f} %, and the most "
             f"frequent class of {right} of {len(nodes)} nodes."
@@ -206,7 +207,7 @@ def compare_shares(
         to 1, or None if none or all but none are absent; the most frequent class by both.
 
     >>> found = compare_shares("a", torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.5, 0.5, 0.0]), "xyz")
-    >>> round(found["error"], 3), round(found["guess"], 3), found["absent_auc"], found["largest"]
+    >>> round(found["error"], 3), round(found["guess"], 3), found["absent_auc"], found["most_frequent"]
     (0.2, 0.333, 1.0, 'x')
     """
     estimate, truth = estimate.double(), truth.double()
@@ -219,6 +220,6 @@ def compare_shares(
         "error": float((estimate - truth).abs().sum() / 2),
         "guess": float((equal - truth).abs().sum() / 2),
         "absent_auc": absent_auc,
-        "largest": classes[int(truth.argmax())],
-        "estimated_largest": classes[int(estimate.argmax())],
+        "most_frequent": classes[int(truth.argmax())],
+        "estimated_most_frequent": classes[int(estimate.argmax())],
     }

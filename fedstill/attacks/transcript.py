@@ -27,8 +27,6 @@ from fedstill.data.loading import load
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import SentQuery
 from fedstill.federation.inprocess import InProcess
-from fedstill.methods._logit_perturbation import dequantize
-from fedstill.methods.fedkd import FedKD
 from fedstill.node.audit_entries import GRADIENT, RESPONSE
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.node import Node
@@ -71,6 +69,7 @@ class ObservedRelease:
 
 
 ReleaseListener = Callable[[ObservedRelease], Any]
+DecodeScores = Callable[[torch.Tensor, Mapping[str, Any]], torch.Tensor]
 
 
 @dataclass(eq=False)
@@ -79,15 +78,14 @@ class ServerTranscript:
 
     Args:
         max_rows: number of last rows of queries and responses that are kept.
-        levels, z_max: of a quantizer of logits (FedKD); ``z_max`` is that of the query if it sends one.
+        decode: values of released scores (:meth:`~fedstill.protocol.method.Method.decode_scores`).
         counts: first label counts of each node, ``(C,)``.
         contributors: nodes that released anything but counts.
         has_generated_inputs: the server generated the queried inputs.
     """
 
     max_rows: int
-    levels: int = 0
-    z_max: float = 0.0
+    decode: DecodeScores = lambda scores, sent: scores
     counts: dict[str, torch.Tensor] = field(default_factory=dict)
     contributors: set[str] = field(default_factory=set)
     has_generated_inputs: bool = False
@@ -105,8 +103,8 @@ class ServerTranscript:
         logits = next(
             (release.tensors[name] for name, kind in kinds.items() if kind.category == "scores"), None
         )
-        if logits is not None and self.levels and not logits.is_floating_point():
-            logits = dequantize(logits, self.levels, float(release.sent.get("z_max", self.z_max)))
+        if logits is not None:
+            logits = self.decode(logits, release.sent)
         inputs = None if logits is None else _query_inputs(release, public, len(logits))
         if logits is None or inputs is None or len(logits) != len(inputs):
             return
@@ -248,9 +246,8 @@ def replay_run(
     Raises:
         RunFolderError: the student in the folder is broken.
     """
-    experiment, method = replayed.experiment(), replayed.config.method
-    quantizer = (method.levels, method.z_max) if isinstance(method, FedKD) else (0, 0.0)
-    transcript = ServerTranscript(max_rows, *quantizer)
+    experiment = replayed.experiment()
+    transcript = ServerTranscript(max_rows, experiment.method.decode_scores)
     if not (folder / FILE).exists():
         raise RunFolderError(f"{folder} holds no {FILE}, against which what left can be checked")
 

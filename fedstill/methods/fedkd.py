@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Interval
@@ -228,6 +228,10 @@ class FedKD(Method):
             return node.predict(node.shared(lambda: shift_public(node.public, view)))
 
         return node.cached("predictions", view, compute)
+
+    def decode_scores(self, scores: torch.Tensor, sent: Mapping[str, Any]) -> torch.Tensor:
+        z_max = float(sent["z_max"]) if self.agrees_on_bound else self.z_max
+        return dequantize(scores, self.levels, z_max) if self.levels else scores
 
     def preview_response(self, node: NodeView, x: torch.Tensor, z: torch.Tensor) -> Tensors:
         return {"logits": z}

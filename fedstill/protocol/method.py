@@ -161,6 +161,15 @@ class Method(Registrable):
         """
         return {}
 
+    def decode_scores(self, scores: torch.Tensor, sent: Mapping[str, Any]) -> torch.Tensor:
+        """Return the values of released scores, as the server reads them; attacks on responses use it.
+
+        Args:
+            scores: released tensor, such as indices of a quantizer's levels.
+            sent: tensors of the query, by name.
+        """
+        return scores
+
     def notes(self, setting: NodeSetting) -> tuple[str, ...]:
         """Return messages for the user about parts that are switched off, and why."""
         return ()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import fedstill
 from fedstill.attacks.attack import AttackResult, Target
 from fedstill.attacks.attack_runner import LeakageConfig, run_attacks
 from fedstill.attacks.label_inference import (
@@ -55,7 +56,7 @@ def test_without_absent_classes_there_is_no_auc() -> None:
     found = compare_shares("a", SHARES["a"], SHARES["b"], ("x", "y", "z"))
     assert found["error"] == pytest.approx(0.4)
     assert found["absent_auc"] is None
-    assert (found["largest"], found["estimated_largest"]) == ("y", "x")
+    assert (found["most_frequent"], found["estimated_most_frequent"]) == ("y", "x")
 
 
 BASE = {
@@ -109,7 +110,9 @@ def transcript_of(scores: Mapping[str, torch.Tensor], **options: Any) -> ServerT
 
 def test_quantized_logits_are_scaled_back() -> None:
     codes = torch.tensor([[2, -1], [0, 1], [1, 1], [-2, 0]], dtype=torch.int8)
-    responses = transcript_of({"a": codes}, levels=4, z_max=3.0).responses("a")
+    responses = transcript_of(
+        {"a": codes}, decode=fedstill.FedKD(levels=4, z_max=3.0).decode_scores
+    ).responses("a")
     assert responses is not None
     assert torch.equal(responses[1], codes.float() * 1.5)
 
