@@ -1,4 +1,4 @@
-"""What a run and a comparison return in Python: metrics, models, tables, and finished runs that are read."""
+"""Results of runs and comparisons in Python: metrics, models, tables, and finished runs that are read."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def regenerate(text: str) -> str:
-    """Return a page's text with its generated blocks made anew from the code."""
+    """Return a page's text with its blocks generated from the code."""
     kinds: dict[str, Callable[[str], str]] = {
         "api": api,
         "options": option_sections,

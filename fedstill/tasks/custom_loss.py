@@ -67,16 +67,19 @@ def describe_loss(loss: Loss | None) -> str:
     """
     if loss is None:
         return ""
-    return hashlib.sha256(_describe(loss, set()).encode()).hexdigest()
+    return hashlib.sha256(_describe(loss, {}).encode()).hexdigest()
 
 
-def _describe(value: Any, seen: set[int]) -> str:
-    """Return a text of a value; functions with their code, defaults, closures and globals."""
+def _describe(value: Any, seen: dict[int, Any]) -> str:
+    """Return a text of a value; functions with their code, defaults, closures and globals.
+
+    ``seen`` holds the described values, so that none is freed and another gets its id.
+    """
     if value is None or isinstance(value, PLAIN):
         return repr(value)
     if id(value) in seen:
         return "again"
-    seen.add(id(value))
+    seen[id(value)] = value
     name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     if isinstance(value, torch.Tensor):
         array = value.detach().cpu().contiguous()
