@@ -203,6 +203,18 @@ def closest_name(value: str, known: Iterable[str]) -> str | None:
     return spelled[close[0]] if close else None
 
 
+def list_names(names: Iterable[str], most: int = 5) -> str:
+    """Join names for a message; a thousand nodes are not printed one by one.
+
+    >>> list_names(["a", "b"]), list_names(f"node-{k}" for k in range(1000))
+    ('a, b', 'node-0, node-1, node-2, node-3, node-4 and 995 others')
+    """
+    first, rest = (every := list(names))[:most], len(every) - most
+    if rest == 1:
+        first, rest = every, 0
+    return ", ".join(first) + (f" and {rest:,} others" if rest > 0 else "")
+
+
 def similar_names(target: str, names: Iterable[str], least: float = 0.7) -> list[str]:
     """Return the names whose letters are similar to those of a name, the most similar first.
 
@@ -312,7 +324,7 @@ def _refusal_text(nodes: Sequence[str], query: str, rule: str) -> str:
         owner = "its owner sets" if len(nodes) == 1 else "their owners set"
         remedy = f". In a simulation, pass {_policy_option('outputs_only', False)}. "
         remedy += f"In a deployed federation, {owner} policy.outputs_only = false in node.toml"
-    subject = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(nodes)} refuse"
+    subject = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {list_names(nodes)} refuse"
     return f"{subject} query {query!r} by rule {rule}{remedy}"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedstill.core.errors import ArgumentError, DataError, NodeFault
+from fedstill.core.errors import ArgumentError, DataError, NodeFault, list_names
 from fedstill.federation.autograd import DifferentiableQueryState, FederatedQuery, ResponseSource
 from fedstill.federation.exclusions import ExcludedNode, Exclusions
 from fedstill.federation.link_config import LinkConfig
@@ -164,7 +164,7 @@ class Federation(ABC):
         known, selected = set(self.nodes), set(names)
         unknown = [name for name in names if name not in known]
         if unknown or not names:
-            raise ArgumentError("nodes", unknown or list(names), f"some of {', '.join(self.nodes)}")
+            raise ArgumentError("nodes", unknown or list(names), f"some of {list_names(self.nodes)}")
         return tuple(name for name in self.nodes if name in selected)
 
     def valid_responses(
@@ -187,7 +187,7 @@ class Federation(ABC):
             self.exclude(node, query, fault, may_rejoin=False, since_query=number)
             del responses[node]
         if not responses:
-            raise NodeFault(", ".join(queried), query, "none of the queried nodes is left")
+            raise NodeFault(list_names(queried), query, "none of the queried nodes is left")
         return responses
 
     def _to_float32(

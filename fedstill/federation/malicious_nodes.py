@@ -10,7 +10,7 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, list_names
 from fedstill.core.seeds import torch_generator
 from fedstill.federation.adversaries import Adversary
 from fedstill.federation.federation import SentQuery
@@ -44,7 +44,7 @@ class Coalition(NamedTuple):
         if not self.names:
             return []
         what = self.adversary.registered_name
-        return [f"malicious nodes ({what}): {', '.join(sorted(self.names))}; local metrics include them"]
+        return [f"malicious nodes ({what}): {list_names(sorted(self.names))}; local metrics include them"]
 
     def data_of(self, name: str, data: TensorData, task: Task) -> TensorData:
         """Return the data that a node learns from."""

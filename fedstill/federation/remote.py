@@ -24,6 +24,7 @@ from fedstill.core.errors import (
     QueryMismatch,
     QueryRefused,
     combine_refusals,
+    list_names,
 )
 from fedstill.core.text_format import format_seconds
 from fedstill.data.public import PublicData
@@ -274,7 +275,7 @@ class Remote(Federation):
         if len(too_few) > 1:  # name all; the last message says how many are left
             *before, last = too_few
             reasons = [f"{fault.node}: {self.excluded[fault.node].reason}" for fault in before]
-            names = ", ".join(fault.node for fault in too_few)
+            names = list_names(fault.node for fault in too_few)
             raise NodeFault(names, query, "; ".join([*reasons, f"{last.node}: {last.reason}"]))
         if too_few:
             raise too_few[0]
@@ -299,7 +300,7 @@ class Remote(Federation):
             nodes = [node for node, future in futures.items() if future in late]
             waited = format_seconds(time.monotonic() - start)
             limit = f"for {waited}; a node has {self.link.wait:g} s (link.wait)"
-            logger.warning("no answer from %s to %s %s", ", ".join(nodes), query, limit)
+            logger.warning("no answer from %s to %s %s", list_names(nodes), query, limit)
             self.on_waiting(nodes)
             pause = min(2 * pause, MAX_WARNING_INTERVAL)
         self.on_waiting(())

@@ -9,7 +9,7 @@ from math import inf, isfinite, sqrt
 
 import torch
 
-from fedstill.core.errors import DataError, NodeFault
+from fedstill.core.errors import DataError, NodeFault, list_names
 from fedstill.protocol.queries import Query
 from fedstill.protocol.tensor_forms import score_shape_fault
 from fedstill.protocol.wire_format import SCALE, Tensors, json_from_tensor
@@ -216,7 +216,7 @@ def _shape_outlier_faults(responses: Mapping[str, Tensors], query: Query) -> dic
             (shape, dtype), (other, another) = usual, others[0][0]
             reason = f"{name} are {dtype} of shape {shape} and {another} of {other}"
             raise NodeFault(
-                ", ".join(forms), query.name, f"{reason}: one is wrong, and it is not known which"
+                list_names(forms), query.name, f"{reason}: one is wrong, and it is not known which"
             )
         for node, form in forms.items():
             if form[name] != usual and node not in found:
@@ -290,7 +290,7 @@ def _outlier_faults(
             f"link.outlier is {outlier:g}, and with two nodes it is unknown which one is wrong. If noise is "
             "the reason, set a larger link.outlier in the run's config.toml and resume"
         )
-        raise NodeFault(", ".join(sizes), query, f"{ratio}: {advice}")
+        raise NodeFault(list_names(sizes), query, f"{ratio}: {advice}")
     return {
         node: f"{name} are {times:.3g} times as large as others': link.outlier {outlier:g}"
         for node, times in outliers.items()

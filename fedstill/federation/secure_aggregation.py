@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fedstill.core.errors import ArgumentError, DataError, NodeFault, QueryMismatch
+from fedstill.core.errors import ArgumentError, DataError, NodeFault, QueryMismatch, list_names
 from fedstill.federation.federation import Federation, SentQuery, send_query
 from fedstill.federation.remote import Remote
 from fedstill.federation.response_checks import (
@@ -192,7 +192,7 @@ class SecureAggregation:
             self.federation.exclude(node, query, fault, may_rejoin=False)
             del contributions[node]
         if not contributions or (len(contributions) < len(request.members) and not request.recover):
-            missing = ", ".join(name for name in request.members if name not in contributions)
+            missing = list_names(name for name in request.members if name not in contributions)
             raise NodeFault(missing, query, "without it the sum of all nodes' responses cannot be read")
         ring: Tensors = add_contributions(list(contributions.values()))
         if self._masks is not None and request.recover:
@@ -307,7 +307,7 @@ class MaskExchange:
             lambda node: parse_reply(AgreementCodes, self._remote.sender.send(node, messages[node])).codes,
         )
         if missing := [node for node in nodes if node not in codes]:
-            raise NodeFault(", ".join(missing), operation, "without it the sum of this query cannot be read")
+            raise NodeFault(list_names(missing), operation, "without it the sum of this query cannot be read")
         return codes
 
 

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from fedstill.core.errors import list_names
 from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveInt
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import flip_and_rotate
@@ -244,7 +245,7 @@ class MapSource:
             else:
                 given.append((owner_id(name), response["maps"][0]))
         if not given:
-            raise NodeFault(", ".join(federation.nodes), "send_label_maps", "no node has sent any map")
+            raise NodeFault(list_names(federation.nodes), "send_label_maps", "no node has sent any map")
         self._store(given)
 
     def has_maps_of(self, node: str) -> bool:

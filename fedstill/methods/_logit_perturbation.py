@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedstill.core.errors import ArgumentError, NodeFault
+from fedstill.core.errors import ArgumentError, NodeFault, list_names
 
 UNIFORM_BITS = 52  # of a uniform sample: float64 represents all values and their halves exactly
 
@@ -76,7 +76,7 @@ def check_no_nan(nodes: Sequence[str], z: torch.Tensor) -> None:
     """
     if z.isnan().any():
         lost = [name for name, own in zip(nodes, z, strict=True) if own.isnan().any()]
-        raise NodeFault(", ".join(lost), "predict", "logits hold NaN: has a model diverged?")
+        raise NodeFault(list_names(lost), "predict", "logits hold NaN: has a model diverged?")
 
 
 def sample_laplace(shape: tuple[int, ...], scale: float, generator: torch.Generator) -> torch.Tensor:

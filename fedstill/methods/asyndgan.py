@@ -17,6 +17,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from annotated_types import Interval
 
+from fedstill.core.errors import list_names
 from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveInt
 from fedstill.data.augmentation import augment_examples, require_augmentable, sample_augmentation
 from fedstill.methods import (
@@ -196,7 +197,7 @@ class AsynDGAN(Method):
             if name in state.sizes and state.generator.source.has_maps_of(name)
         ]
         if not known:
-            raise NodeFault(", ".join(present), "score_with_critic", "no node has sent its size and maps")
+            raise NodeFault(list_names(present), "score_with_critic", "no node has sent its size and maps")
         query = server.federation.queries["score_with_critic"]
         if self.generator.conditions != "nodes":
             w = state.generator.source.sample_batch(self.batch, "w", t)
@@ -210,7 +211,7 @@ class AsynDGAN(Method):
         ]
         valid = [responses for responses in received if responses is not None]
         if not valid:
-            raise NodeFault(", ".join(known), "score_with_critic", "all queried nodes are excluded")
+            raise NodeFault(list_names(known), "score_with_critic", "all queried nodes are excluded")
         return valid
 
     def train_on_pairs(self, server: Server, state: AsynDGANState, t: int) -> Mapping[str, float]:

@@ -18,6 +18,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
+from fedstill.core.errors import list_names
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from fedstill.methods import (
     ArgumentError,
@@ -101,7 +102,7 @@ class FedDF(FedAvg):
             mine = architecture_key(network) == architecture_key(server.student)
             students[names[0]] = server.student if mine else deep_copy(network)
         if server.student not in students.values():
-            allowed = f"an architecture of the nodes: {', '.join(f'that of {name}' for name in students)}"
+            allowed = f"an architecture of the nodes: {list_names(f'that of {name}' for name in students)}"
             raise ArgumentError("student.model", type(server.student).__name__, allowed)
         histogram = LabelHistogram() if self.weights == "counts" else None
         return FedDFState(histogram=histogram, students=students)
@@ -125,7 +126,7 @@ class FedDF(FedAvg):
                 load_vector(student, weighted_mean(x_k, n))  # x_0 = sum n_k x_k / sum n_k
                 received[first] = dict(zip(responses.nodes, x_k, strict=True))
         if not received:
-            raise NodeFault(", ".join(participants), "train", "all queried nodes are excluded")
+            raise NodeFault(list_names(participants), "train", "all queried nodes are excluded")
         return {"student": self.fuse(server, state, received, t) if self.steps else 0.0}
 
     def fuse(

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QueryRefused
+from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QueryRefused, list_names
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import (
     Needs,
@@ -202,7 +202,7 @@ class FLMRCM(FedAvg):
         """
         nodes = server.federation.nodes
         if self.target not in ("", *nodes):
-            raise ArgumentError("method.target", self.target, f"one of {', '.join(nodes)}")
+            raise ArgumentError("method.target", self.target, f"one of {list_names(nodes)}")
         return FLMRCMState()
 
     def step(self, server: Server, state: FLMRCMState, t: int) -> Mapping[str, float]:
@@ -238,7 +238,7 @@ class FLMRCM(FedAvg):
             for name, w_k in response.by_node("parameters").items()
         }
         if not updates:
-            raise NodeFault(", ".join(names), "train", "all queried nodes are excluded")
+            raise NodeFault(list_names(names), "train", "all queried nodes are excluded")
         # In the order of the nodes, whatever query they answered.
         updates = {name: updates[name] for name in federation.nodes if name in updates}
         n = torch.tensor([state.n[name] for name in updates], device=w.device)  # (K,)

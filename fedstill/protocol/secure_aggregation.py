@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import torch
 from annotated_types import Interval
 
-from fedstill.core.errors import ArgumentError, DataError, NodeFault, format_option
+from fedstill.core.errors import ArgumentError, DataError, NodeFault, format_option, list_names
 from fedstill.core.options import CheckedOptions
 
 SumWeighting = Literal["sum", "mean", "size", "counts"]
@@ -287,7 +287,7 @@ def contribution_faults(
         common = max(shapes.values(), key=len)
         odd = [node for nodes in shapes.values() if nodes is not common for node in nodes]
         if len(common) <= len(odd):
-            names = ", ".join(name for nodes in shapes.values() for name in nodes)
+            names = list_names(name for nodes in shapes.values() for name in nodes)
             raise NodeFault(
                 names, "sum", "their contributions differ in shape, and the faulty one is unknown"
             )
