@@ -392,7 +392,7 @@ def compare_methods(
     base: str | Path | None = None,
     seeds: int | None = None,
     leakage: bool = False,
-    jobs: int | None = None,
+    jobs: int | str | None = None,
     devices: Sequence[str] = (),
     progress: bool = False,
 ) -> Compared:
@@ -408,8 +408,8 @@ def compare_methods(
             the digits.
         seeds: number of seeds, 1 or more. Default: None, the comparison's file or 1.
         leakage: also attack each run. Default: False.
-        jobs: number of runs at once, 1 or more. With more than one, each has its own process. Default: None,
-            one, or one for each device.
+        jobs: number of runs at once, 1 or more. With more than one, each has its own process. ``"ray"`` or
+            ``"ray://HOST:PORT"``: tasks of a Ray cluster. Default: None, one, or one for each device.
         devices: GPUs of these processes in turn, such as ``["cuda:0", "cuda:1"]``. Default: all processes see
             all GPUs.
         progress: show progress on standard error. Default: False.

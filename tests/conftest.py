@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,25 @@ def golden(pytestconfig: pytest.Config) -> Golden:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder in which a lab's own package is installed."""
     return install(tmp_path_factory.mktemp("my_lab"))
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """A Ray cluster of this machine, to which this process is connected."""
+    ray = pytest.importorskip("ray")
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    folder = tempfile.mkdtemp(prefix="ray-")  # a short path, as those of sockets are limited
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        _temp_dir=folder,
+    )
+    yield ray
+    ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

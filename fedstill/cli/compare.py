@@ -44,7 +44,7 @@ def compare(
     data: str | None = None,
     only: tuple[str, ...] = (),
     leakage: bool = False,
-    jobs: PositiveInt | None = None,
+    jobs: str | None = None,
     devices: tuple[str, ...] = (),
     list_runs: Annotated[bool, Parameter(name="--list")] = False,
     only_run: str | None = None,
@@ -72,7 +72,8 @@ def compare(
         data: short for --data.name
         only: run only these methods or settings now
         leakage: attack each run (see `fedstill attack`), also in a finished comparison
-        jobs: number of runs at once, each in a process of its own (default: 1, or one for each device)
+        jobs: number of runs at once, each in a process of its own (default: 1, or one for each device);
+            ray: tasks of a Ray cluster
         devices: GPUs of these processes in turn, as cuda:0,cuda:1
         list_runs: print all runs with their numbers and run nothing
         only_run: run one run by its number, as a task of a cluster's array job
@@ -120,7 +121,7 @@ def compare(
             command=call.command,
             report=write_report,
             only=list(only),
-            jobs=jobs,
+            jobs=read_jobs(jobs),
             devices=device_names(devices),
             quiet=quiet,
             bars=not quiet,
@@ -135,6 +136,19 @@ def device_names(words: Sequence[str]) -> list[str]:
     ['cuda:0', 'cuda:1', 'cuda:2']
     """
     return [name for word in words for name in word.split(",") if name]
+
+
+def read_jobs(word: str | None) -> int | str | None:
+    """Return the value of ``--jobs``: a number of processes, or a Ray cluster.
+
+    >>> read_jobs("2"), read_jobs("ray"), read_jobs(None)
+    (2, 'ray', None)
+    """
+    if word is None or word == "ray" or word.startswith("ray://"):
+        return word
+    if not word.isdecimal() or not int(word):
+        raise ArgumentError("--jobs", word, "a number from 1 up, ray, or ray://HOST:PORT")
+    return int(word)
 
 
 def _require_one_mode(**modes: object) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet, split_options
-from fedstill.cli.compare import changes_of, device_names, shared_options
+from fedstill.cli.compare import changes_of, device_names, read_jobs, shared_options
 from fedstill.cli.console import leave, print_json, print_list
 from fedstill.cli.run import resumable
 from fedstill.core.errors import ArgumentError, UnknownName
@@ -29,7 +29,7 @@ def reproduce(
     seeds: PositiveInt | None = None,
     out: Path = Path(ROOT),
     only: tuple[str, ...] = (),
-    jobs: PositiveInt | None = None,
+    jobs: str | None = None,
     devices: tuple[str, ...] = (),
     plan: bool = False,
     record: bool = False,
@@ -50,7 +50,8 @@ def reproduce(
         seeds: number of seeds
         out: folder of the results (default: runs/reproduce)
         only: run only these methods or settings
-        jobs: number of runs at once, each in a process of its own (default: 1, or one for each device)
+        jobs: number of runs at once, each in a process of its own (default: 1, or one for each device);
+            ray: tasks of a Ray cluster
         devices: GPUs of these processes in turn, as cuda:0,cuda:1
         plan: print the configuration of all runs as TOML, and run nothing
         record: write the metrics to the record file next to the table's file
@@ -80,7 +81,7 @@ def reproduce(
         return print(_plan(entry, scale, seeds, changes), end="")
     before = _existing_record(entry, scale, seeds) if only and record else None
     measured = _run_missing_and_read_metrics(
-        entry, scale, seeds, only, jobs, device_names(devices), changes, out, call, quiet
+        entry, scale, seeds, only, read_jobs(jobs), device_names(devices), changes, out, call, quiet
     )
     if only and record:
         asked = entry.comparison(scale).planned_runs(only)
@@ -197,7 +198,7 @@ def _run_missing_and_read_metrics(
     scale: str,
     seeds: int | None,
     only: Sequence[str],
-    jobs: int | None,
+    jobs: int | str | None,
     devices: Sequence[str],
     changes: dict[str, Any],
     folder: Path,

@@ -32,6 +32,7 @@ from fedstill.compare.comparison import (
     read_comparison_folder,
     slug,
 )
+from fedstill.compare.ray_tasks import RAY, RAY_CLIENT, RayTasks, run_on_ray
 from fedstill.compare.run_workers import (
     RunOutcome,
     RunStart,
@@ -41,7 +42,14 @@ from fedstill.compare.run_workers import (
     visible_devices,
 )
 from fedstill.core.compute import EngineConfig
-from fedstill.core.config_tables import Table, changed_options_as_cli_words, flatten, read_text, to_table
+from fedstill.core.config_tables import (
+    Table,
+    changed_options_as_cli_words,
+    flatten,
+    read_table,
+    read_text,
+    to_table,
+)
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, by_caller
 from fedstill.core.hashing import fingerprint
 from fedstill.core.private_files import lock_file
@@ -92,7 +100,7 @@ def compare(
     command: str,
     report: Callable[[Path], object],
     only: Collection[str] = (),
-    jobs: int | None = None,
+    jobs: int | str | None = None,
     devices: Sequence[str] = (),
     quiet: bool = False,
     bars: bool = False,
@@ -107,7 +115,7 @@ def compare(
         report: writes the report of a run's folder, as far as the run is.
         only: methods and settings to run now (:meth:`.Comparison.planned_runs`). The others can run later.
         jobs: number of runs at once. With more than one, each has a process of its own. None: one, or one for
-            each device.
+            each device. ``ray`` or ``ray://HOST:PORT``: tasks of a Ray cluster (:mod:`.ray_tasks`).
         devices: GPUs of the processes, such as ``cuda:0``, in turn (:func:`.run_in_workers`). Empty: each
             process sees all GPUs.
         quiet: print nothing about runs on standard error.
@@ -120,7 +128,9 @@ def compare(
         FedstillError: no method can run. Then no folder is created.
     """
     jobs = max(len(devices), 1) if jobs is None else jobs
-    _check_processes(comparison, jobs, devices)
+    tasks = _ray_tasks(comparison, jobs, devices) if isinstance(jobs, str) else None
+    if isinstance(jobs, int):
+        _check_processes(comparison, jobs, devices)
     old_plan = _check_folder(out, comparison)
     if old_plan is not None and comparison.leakage is None:
         comparison = dataclasses.replace(comparison, leakage=old_plan.leakage)
@@ -148,7 +158,14 @@ def compare(
         if jobs == 1 and not devices:
             outcomes = _run_one_by_one(comparison, runnable, out, bars, report, progress)
         else:
-            outcomes = _run_at_once(comparison, runnable, out, jobs, devices, progress)
+            by_number = {number: each for number, each in numbered_runs(comparison) if each in runnable}
+            if tasks is not None:
+                execute = partial(execute_numbered_run, out.resolve(), report)
+                events = run_on_ray(by_number, execute, tasks)
+            else:
+                groups = {number: (each.setting, each.seed) for number, each in by_number.items()}
+                events = run_in_workers(groups, out, int(jobs), devices)
+            outcomes = _run_at_once(by_number, events, progress)
         at_last.callback(outcomes.close)
         for planned, outcome in outcomes:
             if outcome.not_run:  # for example a limit of a node's policy
@@ -179,16 +196,11 @@ def _run_one_by_one(
 
 
 def _run_at_once(
-    comparison: Comparison,
-    runnable: Sequence[ComparisonRun],
-    out: Path,
-    jobs: int,
-    devices: Sequence[str],
+    by_number: Mapping[int, ComparisonRun],
+    events: Generator[tuple[int, RunStart | RunOutcome], None, None],
     progress: _Progress,
 ) -> Generator[tuple[ComparisonRun, RunOutcome], None, None]:
-    by_number = {number: planned for number, planned in numbered_runs(comparison) if planned in runnable}
-    groups = {number: (planned.setting, planned.seed) for number, planned in by_number.items()}
-    with closing(run_in_workers(groups, out, jobs, devices)) as events:
+    with closing(events):
         for number, event in events:
             planned = by_number[number]
             if isinstance(event, RunStart):
@@ -248,19 +260,28 @@ def run_one(
 def serve_numbered_runs(out: Path, report: run.Report) -> None:
     """Execute runs of a comparison for another process, which sends their numbers (:mod:`.run_workers`)."""
     output = take_over_stdout()
-    comparison = read_comparison_folder(out)
-    by_number = dict(numbered_runs(comparison))
-
-    def execute(number: int, start: Callable[[str], object]) -> RunOutcome:
-        planned = by_number[number]
-        trained = out / _trained_folder(planned)
-        try:
-            return run_and_attack(comparison, planned, out, report=report, start=start, trained=trained)
-        except RunFolderError as error:
-            return RunOutcome(folder_error=str(error))
-
     with cache_loads():
-        serve_runs(execute, output)
+        serve_runs(partial(execute_numbered_run, out, report), output)
+
+
+def execute_numbered_run(
+    out: Path, report: run.Report, number: int, start: Callable[[str], object]
+) -> RunOutcome:
+    """Execute the run of a number for another process, which writes its outcome to the comparison's files.
+
+    Args:
+        out: folder of the comparison, with its plan.
+        report: as of :func:`compare`.
+        number: number of the run (:func:`numbered_runs`).
+        start: called with ``"run"`` or ``"attack"`` before either.
+    """
+    try:
+        comparison = read_comparison_folder(out)
+        planned = dict(numbered_runs(comparison))[number]
+        trained = out / _trained_folder(planned)
+        return run_and_attack(comparison, planned, out, report=report, start=start, trained=trained)
+    except RunFolderError as error:
+        return RunOutcome(folder_error=str(error))
 
 
 def merge_comparisons(comparison: Comparison, out: Path, folders: Sequence[Path], *, command: str) -> int:
@@ -337,6 +358,22 @@ def _write_plan(comparison: Comparison, out: Path, command: str) -> None:
         if (old_plan.leakage, old_plan.seeds) != (leakage, comparison.seeds):
             extended = dataclasses.replace(old_plan, leakage=leakage, seeds=comparison.seeds)
             write_text(out / COMPARISON_FILE, f"{run.COMMAND}{command}\n\n{extended.to_toml()}")
+
+
+def _ray_tasks(comparison: Comparison, jobs: str, devices: Sequence[str]) -> RayTasks:
+    """Return how the runs of a comparison are placed on a Ray cluster: one GPU for each run that uses one.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    if jobs != RAY and not jobs.startswith(RAY_CLIENT):
+        raise ArgumentError("jobs", jobs, "a number from 1 up, ray, or ray://HOST:PORT")
+    if devices:
+        raise ArgumentError("devices", list(devices), f"none with jobs = {jobs}: Ray assigns GPUs")
+    engine = read_table(EngineConfig, comparison.base.get("engine", {}))
+    if engine.backend != "local":
+        raise ArgumentError("jobs", jobs, f"a number, with engine.backend = {engine.backend!r}")
+    return RayTasks(jobs, cpus=max(engine.threads, 1), gpus=int(engine.device.startswith("cuda")))
 
 
 def _check_processes(comparison: Comparison, jobs: int, devices: Sequence[str]) -> None:

@@ -432,7 +432,7 @@ def run_reproduction(
     *,
     seeds: int | None,
     only: Sequence[str] = (),
-    jobs: int | None = None,
+    jobs: int | str | None = None,
     devices: Sequence[str] = (),
     changes: Mapping[str, Any],
     command: str,

@@ -90,8 +90,12 @@ def raise_error(replies: Mapping[int, State]) -> None:
 # --- actors ---------------------------------------------------------------------------------------------
 
 
-def connect(engine: EngineConfig) -> bool:
-    """Connect to the Ray cluster of the options, unless this process is connected already.
+def connect(address: str, cpus: int = 1) -> bool:
+    """Connect to a Ray cluster, unless this process is connected already.
+
+    Args:
+        address: as ``engine.ray.address``; empty: start Ray on this machine.
+        cpus: CPUs that Ray offers on this machine if it is started here, or more if there are more.
 
     Returns:
         True if the connection was made here.
@@ -106,19 +110,20 @@ def connect(engine: EngineConfig) -> bool:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use to its makers
     os.environ.setdefault("RAY_worker_niceness", "0")  # else other processes are preferred to the nodes
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    if engine.ray.address:
-        options["address"] = engine.ray.address
+    if address:
+        options["address"] = address
     else:
-        wanted = (engine.ray.actors or 1) * max(engine.threads, 1)
         options |= {
             "address": "local",
-            "num_cpus": max(os.cpu_count() or 1, wanted),
+            "num_cpus": max(os.cpu_count() or 1, cpus),
             "include_dashboard": False,
         }
     try:
         ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        where = engine.ray.address or "on this machine"
+        if address == "auto":
+            raise DeployError("no Ray cluster on this machine: `ray start --head` starts one") from error
+        where = address or "on this machine"
         raise DeployError(f"no Ray cluster {where}: {' '.join(str(error).split())[:200]}") from error
     return True
 

@@ -85,7 +85,9 @@ class RaySimulation(Simulation):
             self.local_steps.update(dict.fromkeys(group, self.local_steps.get(group[0], 0)))
         self._saved_steps = dict(self.local_steps)
         self._is_trained = bool(saved.get("server"))
-        self._has_connected = connect(spec.engine)
+        self._has_connected = connect(
+            spec.engine.ray.address, (spec.engine.ray.actors or 1) * max(spec.engine.threads, 1)
+        )
         count = actor_count(spec.engine, len(names))
         bounds = [len(names) * index // count for index in range(count + 1)]
         parts = [names[start:end] for start, end in pairwise(bounds)]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import sqlite3
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,24 +61,6 @@ def entries(out: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    ray = pytest.importorskip("ray")
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-    folder = tempfile.mkdtemp(prefix="ray-")  # a short path, as those of sockets are limited
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="error",
-        _temp_dir=folder,
-    )
-    yield ray
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.fixture
 def local(tmp_path: Path) -> Callable[[str], Mapping[str, Any]]:
     """Return a function that runs a method in this process."""
@@ -90,7 +70,7 @@ def local(tmp_path: Path) -> Callable[[str], Mapping[str, Any]]:
 @pytest.mark.parametrize("method", METHODS)
 def test_metrics_and_audit_log_equal_those_in_process(
     method: str,
-    cluster: Any,
+    ray_cluster: Any,
     local: Callable[[str], Mapping[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -131,7 +111,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, number: int, actor: int, delay: flo
 
 
 def test_killed_actor_is_restarted_with_equal_metrics(
-    cluster: Any,
+    ray_cluster: Any,
     local: Callable[[str], Mapping[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -147,7 +127,7 @@ def test_killed_actor_is_restarted_with_equal_metrics(
 
 
 def test_stopped_run_resumes_to_equal_metrics(
-    cluster: Any,
+    ray_cluster: Any,
     local: Callable[[str], Mapping[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
