@@ -2,6 +2,7 @@
 #
 #   make demo                     install, run the demo, print the path of its report
 #   make test                     install development tools; lint, words, reading paths, types, doctests, tests
+#   make test-all                 the same with all tests: also those marked slow, and all cases of sampled ones
 #   make docs                     the site, in docs/_build/html; runs the gallery's scripts; Python 3.11 or newer
 #   make bench                    speed compared with published code, cost per node; ten minutes
 #   make release-check            wheel and sdist on each Python, version and extra; an hour; Python 3.11 or newer
@@ -21,7 +22,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip install -qq
 
-.PHONY: help demo test types tests docs bench release-check clean
+.PHONY: help demo test test-all types tests docs bench release-check clean
 .DELETE_ON_ERROR:
 
 help:
@@ -41,17 +42,20 @@ test: $(VENV)/.tests
 	$(BIN)/python tools/reading.py --check
 	$(MAKE) --jobs 2 types tests
 
+test-all:
+	$(MAKE) test SELECTED=--all
+
 types: $(VENV)/.tests
 	$(BIN)/mypy
 
-# One thread each. Three processes for two cores, since the first tests mostly wait (tests/conftest.py). Many
+# One thread each. Four processes for two cores, since the first tests mostly wait (tests/conftest.py). Many
 # processes import the package, so it is compiled once for all of them, whatever the shell says of bytecode.
 # Tests marked "waits" start FLARE's processes, whose timeouts a busy machine can exceed. If only such tests fail,
 # they run a second time, alone; both results are printed, and what fails twice fails.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --durations=10
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --durations=10 $(SELECTED)
 FAILED := --last-failed --last-failed-no-failures none
 tests: $(VENV)/.tests
-	@$(PYTEST) -n 3 --dist worksteal --cache-clear fedstill tests; status=$$?; \
+	@$(PYTEST) -n 4 --dist worksteal --cache-clear fedstill tests; status=$$?; \
 	if [ $$status -ne 1 ]; then exit $$status; fi; \
 	$(PYTEST) $(FAILED) -m "not waits" --collect-only fedstill tests > /dev/null; \
 	if [ $$? -ne 5 ]; then exit 1; fi; \

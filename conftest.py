@@ -1,4 +1,4 @@
-"""Option that updates golden files, and collection of doctests."""
+"""Options of the tests: golden files, the part that runs by default; and collection of doctests."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from pathlib import Path
 import pytest
 from _pytest.doctest import DoctestModule
 
+pytest_plugins = ["pytester"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that rewrites ``tests/golden``."""
     parser.addoption(
         "--update-golden", action="store_true", help="write tests/golden/*.txt instead of comparing"
+    )
+    parser.addoption(
+        "--all",
+        action="store_true",
+        dest="all_tests",
+        help="run the tests marked slow, and all cases of those marked sample, too; the default where single "
+        "tests are named",
     )
 
 

@@ -26,9 +26,31 @@ hypothesis.settings.register_profile(
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests that wait first: one worker runs them while the others compute."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select the tests that run by default, and run tests that wait first: one worker runs them while the
+    others compute."""
+    is_named = any("::" in word for word in config.args) or config.option.keyword
+    if not config.getoption("all_tests") and not is_named:
+        by_function: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        kept = {item for cases in by_function.values() for item in _default_cases(cases)}
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
+
+
+def _default_cases(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the cases of one test function that run by default: none, some or all of them.
+
+    Those of ``sample(n)`` are n cases at equal distances, the first one among them.
+    """
+    if cases[0].get_closest_marker("slow"):
+        return []
+    sample = cases[0].get_closest_marker("sample")
+    if sample is None or sample.args[0] >= len(cases):
+        return cases
+    return [cases[index * len(cases) // sample.args[0]] for index in range(sample.args[0])]
 
 
 @pytest.fixture

@@ -57,6 +57,7 @@ def test_rejects_numbers_of_other_types(option: str, value: object) -> None:
 # --- data ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", ["array", "list", "pairs"])
 def test_accepts_class_names_as_labels(form: str) -> None:
     classes = ["cat", "dog", "M\u00fcller"]
@@ -159,6 +160,7 @@ def test_rejects_networks_with_shared_parameters(both: str) -> None:
         assert all(torch.equal(module.state_dict()[name], value) for name, value in old.items())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
 def test_frozen_node_model_only_predicts(engine: Any) -> None:
     given = few(
@@ -255,6 +257,7 @@ def stopped_at(moment: int, given: dict[str, Any], monkeypatch: pytest.MonkeyPat
 ENGINES = ["one-by-one", "stacked"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("moment", [2, 6], ids=["local training", "distillation"])
 def test_resumed_run_reaches_equal_metrics(

@@ -220,6 +220,7 @@ def test_mechanism_refuses_unsupported_query(lab: Lab) -> None:
     assert "mechanism flip gives no guarantee for parameters" in line
 
 
+@pytest.mark.slow
 def test_flare_nodes_use_their_own_mechanism_options(lab: Lab) -> None:
     """The nodes also use the custom task that the owner allows."""
     pytest.importorskip("nvflare")

@@ -162,6 +162,7 @@ def test_attacks_run_on_custom_method(lab: Lab) -> None:
     assert KIND in lab.text("whole/report.html")
 
 
+@pytest.mark.slow
 def test_node_responds_only_to_allowed_queries(lab: Lab, unbroken: str) -> None:
     """Nodes in FLARE processes run a custom method and task, or refuse them by their policies."""
     pytest.importorskip("nvflare")

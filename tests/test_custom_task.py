@@ -41,6 +41,7 @@ def test_custom_metrics_are_in_results_and_reports(lab: Lab) -> None:
     assert "MAE" in lab.text("whole/report.html")
 
 
+@pytest.mark.slow
 def test_custom_task_without_its_term_equals_classification(lab: Lab) -> None:
     lab.run("bare", "--task.emd", "0")
     lab.run("plain", "--task.name", "classification")

@@ -85,6 +85,7 @@ class OtherDefaults:
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, OtherDefaults])
 def test_ignores_torch_defaults_of_caller(context: Callable[[], Any]) -> None:
     plain, other = student(), within(context)
@@ -135,6 +136,7 @@ ONE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", ONE)
 def test_rejects_batch_norm_with_batch_of_one(case: str) -> None:
     name, changes = ONE[case]

@@ -39,6 +39,7 @@ def test_estimate_of_two_cards_by_hand(gpu: Any) -> None:
     assert first["arithmetic, bfloat16"] == first["flop"] / 989e12
 
 
+@pytest.mark.slow
 def test_detects_method_that_differs_on_device(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     original, names = gpu.trained, list[str]()
 

@@ -80,6 +80,7 @@ def test_several_steps_give_update_target() -> None:
         assert torch.allclose(moved, victim.release.target[name], atol=1e-5), name
 
 
+@pytest.mark.slow
 def test_head_leaks_less_with_unknown_extractor() -> None:
     wide = {"nodes": {"models": ["mlp:512"], "local": SGD, "policy": {"outputs_only": False}}}
     again = replay(LG, split={"nodes": 2, "alpha": 5.0}, student={"model": "mlp:512"}, **wide)

@@ -65,6 +65,7 @@ def test_recovers_image_from_full_gradient() -> None:
     assert count_recovered(STRONG, 0, 2) == (2, 2)  # 47 and 50 dB
 
 
+@pytest.mark.sample(1)
 @needs_fashion
 @pytest.mark.parametrize(
     ("config", "believed"),
@@ -76,6 +77,7 @@ def test_weakened_attack_misses_threshold(config: ImageSearchConfig, believed: f
     assert good == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("attack", "count"), [(IDLG, 1), (IDLG, 2), (IDLG, 4), (IDLG, 8), (DLG, 1), (DLG, 2)]
 )
@@ -102,6 +104,7 @@ def test_signed_adam_improves_and_stays_in_range() -> None:
 # --- several steps --------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("count", "momentum"), [(2, 0.0), (2, 0.9)])
 def test_simulating_all_steps_recovers_more(count: int, momentum: float) -> None:
     inputs, targets = digits(count)

@@ -73,6 +73,7 @@ def leakage_of(table: Mapping[str, object], folder: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 def test_responses_of_a_run_reveal_the_shares(tmp_path: Path) -> None:
     """Also where the method sends no label counts."""
     method = {"name": "fedkd", "weights": "equal", "ensemble": "logits", "gamma": math.inf}

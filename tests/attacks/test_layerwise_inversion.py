@@ -118,6 +118,7 @@ def test_sharp_network_matches_original() -> None:
 # --- strength -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_fashion
 def test_recovers_more_than_gradient_matching() -> None:
     model = build("lenet5", (1, 28, 28), 10, 0)
@@ -132,6 +133,7 @@ def test_recovers_more_than_gradient_matching() -> None:
     assert plain.psnr[0] < 13
 
 
+@pytest.mark.slow
 @needs_fashion
 def test_recovers_batch() -> None:
     images, targets = fashion(20, 2)
@@ -141,6 +143,7 @@ def test_recovers_batch() -> None:
     assert recovery.labels.equal(targets)
 
 
+@pytest.mark.slow
 @needs_fashion
 def test_head_alone_leaks_more_with_wider_extractor() -> None:
     images, targets = fashion(0, 3)

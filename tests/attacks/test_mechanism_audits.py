@@ -56,6 +56,7 @@ HIGH_CONFIDENCE = 0.99  # avoids false alarms with other versions of torch
 # --- correct mechanisms ------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", RELEASES)
 def test_lower_bound_of_releases_stays_below_claim(name: str) -> None:
     make, minimum, runs = RELEASES[name]
@@ -68,6 +69,7 @@ def test_lower_bound_of_releases_stays_below_claim(name: str) -> None:
     ), "the attack is strong"
 
 
+@pytest.mark.slow
 def test_lower_bound_of_dp_training_stays_below_claim() -> None:
     finding = run_audit(
         mechanism_audits.distinguish_by_training_steps(noise=0.6, step_count=2, records=4),
@@ -78,6 +80,7 @@ def test_lower_bound_of_dp_training_stays_below_claim() -> None:
     assert 0 < finding.epsilon_lower_bound < finding.claimed_epsilon
 
 
+@pytest.mark.slow
 def test_lower_bound_of_critic_stays_below_claim() -> None:
     finding = run_audit(mechanism_audits.distinguish_by_critic_steps(), 60, confidence=HIGH_CONFIDENCE)
     assert not finding.refuted
@@ -208,6 +211,7 @@ def shared_records(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pate, "partition_records", all_of)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "broken", "runs"),
     [
@@ -267,6 +271,7 @@ def no_clip(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(dp_training, "clipped_sum_and_loss", unclipped)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("noise", "records", "broken", "runs"),
     [
@@ -285,6 +290,7 @@ def test_detects_broken_dp_training(
     assert is_detected(run_audit(attack, runs))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("broken", [noise_times(0.0), no_clip])
 def test_detects_broken_critic(broken: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)

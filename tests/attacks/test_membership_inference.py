@@ -115,6 +115,7 @@ def test_shadow_federation_trains_on_its_half(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+@pytest.mark.slow
 def test_attacks_responses_of_largest_node_through_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     public = {"name": "held-out", "share": 0.5}
     plain = {"name": "fedkd", "student": {"epochs": 1}, "levels": 0, "gamma": float("inf")}

@@ -300,6 +300,7 @@ def mean_auc(attack: Attack, leaks: Leak) -> float:
     return sum(aucs) / len(aucs)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("attack", "least", "weakened", "most"),
     [
@@ -464,6 +465,7 @@ def target() -> ProxyTarget:
     return ProxyTarget()
 
 
+@pytest.mark.slow
 def test_proxy_matches_logits_up_to_a_constant(target: ProxyTarget) -> None:
     inputs = target.public.inputs[:100]
     responses = torch.stack([target.respond(inputs), predict(target.shadows[0], inputs, COMPUTE)])

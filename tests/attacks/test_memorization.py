@@ -226,6 +226,7 @@ def test_detects_memorizing_generator(noise: float) -> None:
     assert result["extractor"] == "pixels"
 
 
+@pytest.mark.slow
 def test_p_values_of_fresh_images_are_uniform() -> None:
     """The share of small p-values is as expected."""
     values = []

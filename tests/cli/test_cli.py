@@ -137,6 +137,7 @@ def test_help_of_a_run_shows_every_option_with_its_default(command: Main) -> Non
     assert "Seed of all random draws of the run. (default: 4; 0 or more)" in words
 
 
+@pytest.mark.sample(5)
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     "call",
@@ -456,6 +457,7 @@ def test_ctrl_c_prints_resume_command(command: Main, runs: Runs, words: list[str
     assert err == "fedstill: stopped; to resume: fedstill run --resume 'my run'\n"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("words", ["--help", "list"])  # printed by fedstill and by rich
 def test_closed_pipe_ends_the_command_quietly(words: str) -> None:
     reader, writer = os.pipe()

@@ -129,6 +129,7 @@ def charged(path: Path) -> tuple[Simulation, dict[str, NodePlan], list[PlannedNo
     return experiment, plans, sites
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)
 def test_audit_log_of_simulation_has_planned_events(tmp_path: Path, case: str) -> None:
     _, plans, _ = charged(write(tmp_path, CASES[case]))
@@ -260,6 +261,7 @@ def test_computes_noise_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.Ca
     assert "To fix" not in again
 
 
+@pytest.mark.slow
 def test_computes_steps_from_epsilon_and_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write(tmp_path, FEDIOD, privacy("dp-sgd")))
     noise = "--noise=training=2,critic=3"
@@ -367,6 +369,7 @@ def charge(folder: Path, cost: PrivacyCost, number: int = 0, *, guarantee: bool 
     audit.close()
 
 
+@pytest.mark.slow
 def test_plan_for_one_record_mentions_groups(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with np.load(clinic / "data.npz") as arrays:
         np.savez(clinic / "data.npz", **arrays, patient=np.arange(200) // 4)

@@ -103,6 +103,7 @@ def test_data_sets_of_a_comparison_may_have_images_of_different_shapes(tmp_path:
     assert [row["status"] for row in run_rows(tmp_path / "out")] == ["finished", "finished"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "option", ["student.encoder_weights", "nodes.encoder_weights", "nodes.perceptual_weights"]
 )

@@ -146,6 +146,7 @@ def test_worker_that_dies_loses_its_run_only(tmp_path: Path) -> None:
     assert rows_without_seconds(folder) == rows_without_seconds(tmp_path / "whole")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_stop_with_their_parent(tmp_path: Path, sent: signal.Signals) -> None:
     folder = tmp_path / "out"

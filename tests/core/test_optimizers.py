@@ -58,6 +58,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_run_does_not_load_the_compiler(optimizer: str) -> None:
     done = subprocess.run([sys.executable, "-c", RUN, optimizer], capture_output=True, text=True, check=True)

@@ -53,6 +53,7 @@ def reproduced(name: str, folder: Path, **arguments: Any) -> tuple[Path, list[di
     return runs, program.reproduce(root="", out=out, seed=0, runs=runs, **arguments)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "picture"), [("fedkd_fig2", "figure2.svg"), ("fedmd_cg_fig6", "figure6.svg")]
 )

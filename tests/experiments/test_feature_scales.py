@@ -70,6 +70,7 @@ def build(config: RunSpec) -> Simulation:
     return Simulation(build_setting(config, placeholder_data(config)))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("file", "scale"), ON_FEATURES, ids=lambda value: getattr(value, "stem", value))
 def test_every_run_on_features_can_be_built(file: Path, scale: str) -> None:
     """Heads suit the methods, nodes allow their queries, and a budget allows what leaves them."""

@@ -90,6 +90,7 @@ def test_monuseg_has_organs_and_its_official_split() -> None:
     assert set(whole.columns["organ"]) == {"breast"}
 
 
+@pytest.mark.slow
 def test_dsb_has_tissue_by_default_and_is_public_for_monuseg() -> None:
     data = dsb(train_limit=20)
     assert set(data.columns["site"]) == {"he_256x320"}
@@ -111,6 +112,7 @@ def test_sst2_is_complete() -> None:
     assert (len(data.train), len(data.test), data.classes) == (6920 + 872, 1821, ("negative", "positive"))
 
 
+@pytest.mark.slow
 def test_ag_news_is_complete() -> None:
     data = pack("texts:AGNews", "ag_news_tokens.npz", TextConfig())
     assert (len(data.train), len(data.test), len(data.classes)) == (120_000, 7_600, 4)
@@ -140,6 +142,7 @@ def test_word_numbers_by_hand(tmp_path: Path) -> None:
     assert texts.texts == [["film", "\ufffd", "last"], ["film"]]
 
 
+@pytest.mark.slow
 def test_jpeg_copies_of_cifar() -> None:
     ten = pack("cifar:CIFAR10", "cifar10_jpeg.npz", ClassificationConfig(), train_limit=100)
     assert (len(ten.test), ten.name, ten.classes[0]) == (10_000, "cifar10", "airplane")

@@ -94,6 +94,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 # --- equal metrics -------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "options",
     [

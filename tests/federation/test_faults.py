@@ -69,6 +69,7 @@ def test_run_over_sockets_equals_simulation(three: Sites, unbroken: Unbroken) ->
 # --- 1: a node is killed ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_node_killed_in_local_training_resumes(three: Sites, unbroken: Unbroken) -> None:
     three.begin()
     until((three.run_folder("node-2") / "training.safetensors").exists)
@@ -120,6 +121,7 @@ def test_node_killed_while_it_computes_features_resumes_with_those_in_its_cache(
 # --- 2: the server is killed --------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("moment", ["local training", "before its first save", "late"])
 def test_killed_server_resumes(three: Sites, unbroken: Unbroken, moment: str) -> None:
     three.begin(every=PATIENCE if moment == "before its first save" else 0.3)
@@ -165,6 +167,7 @@ def test_resumes_after_all_processes_are_killed(three: Sites, unbroken: Unbroken
 # --- 3 and 4: an absent or frozen node ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_suspended_node_stops_run_with_full_quorum(tmp_path: Path, unbroken: Unbroken) -> None:
     with sites(tmp_path, small(wait=6.0), delay=0.01) as three:
         three.start()
@@ -180,6 +183,7 @@ def test_suspended_node_stops_run_with_full_quorum(tmp_path: Path, unbroken: Unb
         report_time("node frozen, quorum 1", since)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["frozen", "killed"])
 def test_run_continues_without_node_and_readmits_it(tmp_path: Path, how: str) -> None:
     longer = FEDIOD.replace(f"steps = {STEPS}", "steps = 60")  # so that it returns before the end
@@ -219,6 +223,7 @@ def test_run_continues_without_node_and_readmits_it(tmp_path: Path, how: str) ->
         assert len(mine) == len(set(mine))
 
 
+@pytest.mark.slow
 def test_run_stops_below_quorum_and_resumes(tmp_path: Path, unbroken: Unbroken) -> None:
     with sites(tmp_path, small(wait=6.0, quorum=0.6), delay=0.01) as three:
         three.start()
@@ -234,6 +239,7 @@ def test_run_stops_below_quorum_and_resumes(tmp_path: Path, unbroken: Unbroken) 
         assert_same_metrics(three, three.end(), unbroken, audits=False)
 
 
+@pytest.mark.slow
 def test_resumed_run_excludes_unreachable_node(tmp_path: Path) -> None:
     with sites(tmp_path, small(wait=6.0, quorum=0.6), delay=0.01) as three:
         three.start()

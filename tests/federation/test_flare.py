@@ -197,6 +197,7 @@ def on_features(folder: Path) -> RunSpec:
     return changed(tiny("fedkd"), features=features, **tables)
 
 
+@pytest.mark.slow
 def test_flare_simulator_on_features_equals_simulation(tmp_path: Path) -> None:
     config = on_features(tmp_path)
     with started(tmp_path, config, "flare") as run:
@@ -206,6 +207,7 @@ def test_flare_simulator_on_features_equals_simulation(tmp_path: Path) -> None:
         run.same(unbroken)
 
 
+@pytest.mark.slow
 def test_node_with_another_backbone_file_is_refused_before_any_release(tmp_path: Path) -> None:
     config = changed(on_features(tmp_path), engine={"backend": "flare"})
     run = Started(tmp_path / "run", config, "flare")
@@ -282,6 +284,7 @@ def test_run_with_killed_node_and_server_equals_unbroken_run(tmp_path: Path, unb
         )  # FLARE's processes write there, too
 
 
+@pytest.mark.slow
 def test_flare_run_continues_without_node_above_quorum(tmp_path: Path, unbroken: Unbroken) -> None:
     config = small(nodes=2, wait=PATIENCE, quorum=0.5)
     with started(tmp_path, config, "flare-poc") as run:

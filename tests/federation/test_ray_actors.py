@@ -67,6 +67,7 @@ def local(tmp_path: Path) -> Callable[[str], Mapping[str, Any]]:
     return lambda method: run_in(spec_of(method, "local"), tmp_path / "local")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_metrics_and_audit_log_equal_those_in_process(
     method: str,
@@ -126,6 +127,7 @@ def test_killed_actor_is_restarted_with_equal_metrics(
     assert entries(tmp_path / "ray") == entries(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_stopped_run_resumes_to_equal_metrics(
     ray_cluster: Any,
     local: Callable[[str], Mapping[str, Any]],
@@ -169,6 +171,7 @@ def test_refuses_secure_aggregation_and_privacy_before_the_run(changes: dict[str
         build_simulation(spec, RaySimulation)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("engine", "name"),
     [

@@ -62,6 +62,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("method", "options"), CASES)
 def test_remote_run_equals_simulation(method: str, options: dict[str, Any], tmp_path: Path) -> None:
     config = tiny(method, options)
@@ -94,6 +95,7 @@ PRIVATELY = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("method", "mechanism"), PRIVATELY)
 def test_remote_run_with_mechanism_equals_simulation(method: str, mechanism: str, tmp_path: Path) -> None:
     privacy = {"mechanism": mechanism, **NOISE[mechanism]}
@@ -640,6 +642,7 @@ def test_absent_seconds_are_not_link_costs(queried: tuple[str, ...]) -> None:
 # --- real nodes, one of them faulty ----------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("method", ["fediod", "fedmd", "fedavg", "fedmd-cg", "fens"])
 def test_methods_continue_without_late_node(method: str, tmp_path: Path) -> None:
     """It was unreachable when nodes released their data sizes, and returns later."""

@@ -51,6 +51,7 @@ def config_of(method: str, folder: Path, **options: Any) -> RunSpec:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "options"),
     [("fediod-maps", {"generator": {"width": 2, "conditions": "drawn"}}), ("asyndgan", {})],
@@ -71,6 +72,7 @@ def test_remote_run_equals_simulation(method: str, options: dict[str, Any], tmp_
     away.same_nodes(experiment)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("method", "taken"), [("fediod-maps", "float32"), ("asyndgan", "bfloat16")])
 def test_float32_methods_ignore_bfloat16(
     method: str, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

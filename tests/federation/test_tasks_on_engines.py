@@ -133,6 +133,7 @@ def tiny(
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("task", "method"), CASES)
 def test_remote_run_equals_simulation(task: str, method: str, tmp_path: Path) -> None:
     config = tiny(task, method, tmp_path)
@@ -162,6 +163,7 @@ def test_instance_metrics_use_whole_pictures(tmp_path: Path) -> None:
     assert set(metrics["sites"]["global_model"]) == {"east", "west"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("task", "method"), CASES)
 def test_stacked_equals_one_by_one(task: str, method: str, tmp_path: Path) -> None:
     stacked, alone = (here(tiny(task, method, tmp_path, engine))[0] for engine in ("stacked", "one-by-one"))
@@ -173,6 +175,7 @@ def test_stacked_equals_one_by_one(task: str, method: str, tmp_path: Path) -> No
     assert difference.norm() <= (0.1 if task == "reconstruction" else 0.025) * change.norm()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("task", TASKS)
 def test_dp_sgd_keeps_budget_on_every_engine(task: str, tmp_path: Path) -> None:
     privacy = {"mechanism": "dp-sgd", "epsilon": 20.0, "delta": 1e-3}

@@ -170,6 +170,7 @@ def test_passes_the_checks_for_custom_methods(name: str, options: dict[str, Any]
     fedstill.check_method(config_of(name, **options), partial(setting, name, options))
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_parallel_nodes_give_the_metrics_of_sequential_nodes(name: str) -> None:
     """Bit-identical, with equal traffic and audit log. Use of the global RNG would raise an error."""
@@ -183,6 +184,7 @@ def test_parallel_nodes_give_the_metrics_of_sequential_nodes(name: str) -> None:
     assert experiment.audit.traffic_totals() == alone.experiment.audit.traffic_totals()
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_another_seed_gives_other_weights(name: str, options: dict[str, Any]) -> None:
     """Equal seeds give equal runs: see ``test_resumed_run_reaches_equal_metrics``."""
@@ -251,6 +253,7 @@ def stopped(moments: Moments, after: int, one: Setting, out: Path) -> None:
     moments.stop()
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_resumed_run_reaches_equal_metrics(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -282,6 +285,7 @@ def test_resumed_run_reaches_equal_metrics(
 # --- custom networks --------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_custom_modules_are_trained_in_place_on_both_engines(name: str) -> None:
     """Also checks batch norm statistics and batch counts, with a smaller last batch."""
@@ -342,6 +346,7 @@ def in_float32(name: str, local: LocalConfig) -> Ran:
     return ran(setting(name, {}, local=local))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_reaches_the_weights_of_float32(name: str, engine: Any) -> None:
@@ -441,6 +446,7 @@ def test_outputs_only_gate_refuses_other_kinds_before_training(name: str, option
 # --- requirements of methods ------------------------------------------------------------------------
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
     name: str, options: dict[str, Any]

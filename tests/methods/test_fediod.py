@@ -238,6 +238,7 @@ def same(one: nn.Module, other: nn.Module, but: set[str] = frozenset()) -> None:
             torch.testing.assert_close(one.state_dict()[name], value, rtol=1e-3, atol=2e-5, msg=name)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "config",
     [

@@ -337,6 +337,7 @@ def test_label_shift_requires_classes() -> None:
 # --- engines, interrupted runs -------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -363,6 +364,7 @@ def test_stacked_and_single_nodes_give_equal_metrics(options: dict[str, Any]) ->
     assert stacked.audit.traffic_totals() == alone.audit.traffic_totals()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "options",
     [

@@ -131,6 +131,7 @@ def test_weighted_sum_without_training_is_the_mean(aggregator: Any) -> None:
         torch.testing.assert_close(simulation.student.eval()(x), mean)
 
 
+@pytest.mark.slow
 def test_aggregator_corrects_the_mean_of_skewed_nodes() -> None:
     """Nodes with almost one class each: the mean of their heads is as good as chance for some classes."""
     result = Simulation(setting(FENS(rounds=200, held_out=0.3, server_lr=0.01), local=LOCAL)).run()
@@ -323,6 +324,7 @@ def test_node_trains_no_aggregator_before_the_models() -> None:
 # --- interrupted runs of deployed nodes -----------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("calls", [16, 22, 34])
 def test_restarted_nodes_resume_with_their_outputs(
     calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -56,6 +56,7 @@ def statistics(simulation: Simulation) -> torch.Tensor:
     return torch.cat([torch.cat([layer.running_mean, layer.running_var]) for layer in layers])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("method", "summed"),
     [("fedkd", False), ("fedkd", True), ("fediod", False), ("fedavg", False), ("fedavg", True)],

@@ -292,6 +292,7 @@ ABOUT_OUTPUTS = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 @pytest.mark.parametrize(("nodes", "classes"), [(3, 2), (3, 10), (4, 3), (5, 2)])
 @pytest.mark.parametrize("method", ABOUT_OUTPUTS.values(), ids=ABOUT_OUTPUTS)

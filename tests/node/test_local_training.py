@@ -184,6 +184,7 @@ def dropping(sizes: Sequence[int] = SIZES) -> list[Node]:
     return made(models, sizes)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("spec", ["resnet8:4", "dropout"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

@@ -219,6 +219,7 @@ def test_restored_checkpoint_gives_same_responses_without_charge(clinic: Clinic)
     assert clinic.lines() == lines
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mechanism", PRIVATELY)
 def test_resumed_private_run_is_charged_once(tmp_path: Path, mechanism: str) -> None:
     whole, broken = (

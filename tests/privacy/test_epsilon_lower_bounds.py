@@ -67,6 +67,7 @@ def test_laplace_error_rates_reach_epsilon() -> None:
 # --- many runs ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
 def test_bound_has_stated_confidence_and_is_tight(mu: float) -> None:
     spent = {Event("gaussian", 1 / mu): 1}

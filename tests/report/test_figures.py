@@ -207,6 +207,7 @@ def test_svg_colors_are_variables_of_style_sheet() -> None:
         assert f"--{variable}: {color};" in style
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", drawings.FORMATS)
 def test_report_command_writes_figures_of_a_run(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]

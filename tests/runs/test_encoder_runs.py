@@ -81,6 +81,7 @@ def test_nodes_and_student_start_from_the_pretrained_encoder(tmp_path: Path) -> 
         assert all(torch.equal(tensor, weights[name]) for name, tensor in state.items())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("option", ["student", "nodes.encoder", "nodes.perceptual"])
 def test_resumed_run_has_the_same_pretrained_weights(option: str, tmp_path: Path) -> None:
     config = config_of("fediod-maps", tmp_path, perceptual=TINY)
@@ -146,6 +147,7 @@ def test_student_is_exported_to_onnx(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.from_numpy(outputs), student(images), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["fedavg", "fediod-maps"])
 def test_remote_run_equals_simulation(method: str, tmp_path: Path) -> None:
     config = config_of(method, tmp_path)

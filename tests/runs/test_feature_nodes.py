@@ -61,6 +61,7 @@ class CountedForwards:
         monkeypatch.setattr(Backbone, "forward", counted)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("method", "features", "public"),
     [

@@ -229,6 +229,7 @@ def test_backbone_without_a_file_takes_no_path(tmp_path: Path) -> None:
         fedstill.load(tmp_path / "run", backbone_weights=weights)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("backbone", "features"),
     [

@@ -411,6 +411,7 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
     return run.write_simulation_result(experiment, about, metrics, folder / "out")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["fediod", "fedkd"])
 def test_node_that_never_joined_has_no_metrics(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

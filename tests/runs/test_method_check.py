@@ -225,6 +225,7 @@ def test_correct_method_passes() -> None:
     fedstill.check_method(Distills(rounds=1))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("kind", "check", "reason"),
     [

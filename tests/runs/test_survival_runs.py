@@ -30,6 +30,7 @@ def run(out: Path, *words: str, method: str) -> dict[str, Any]:
     return result_of(out)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "options"),
     [

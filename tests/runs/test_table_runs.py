@@ -27,6 +27,7 @@ def run(out: Path, *words: str, method: str, model: str = "mlp:16") -> int:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "model", "options"),
     [
@@ -51,6 +52,7 @@ def test_methods_learn_tables(tmp_path: Path, method: str, model: str, options: 
     assert accuracy > 75, "chance is 40"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("steady_adam")
 @pytest.mark.parametrize("method", ["fedavg", "fediod"])
 def test_one_by_one_equals_stacked(tmp_path: Path, method: str) -> None:
@@ -64,6 +66,7 @@ def test_one_by_one_equals_stacked(tmp_path: Path, method: str) -> None:
     assert results[0]["bytes"] == results[1]["bytes"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "options"),
     [

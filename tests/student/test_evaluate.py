@@ -23,6 +23,7 @@ from tests.support.digits_world import setting as digits_setting
 from tests.support.links import Away
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("task", TASKS)
 def test_delivered_student_reaches_reported_metrics(task: str, tmp_path: Path) -> None:
     setting, tested = config(task, tmp_path)
@@ -35,6 +36,7 @@ def test_delivered_student_reaches_reported_metrics(task: str, tmp_path: Path) -
     assert lines[-1][result["metric"]] == result[result["metric"]]  # also the metrics during the run
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("task", ["classification", "segmentation", "text"])
 def test_student_of_a_run_over_messages_reaches_reported_metrics(task: str, tmp_path: Path) -> None:
     setting, tested = config(task, tmp_path)
