@@ -806,12 +806,16 @@ def _has_external_data(part: Any) -> bool:
 
 @contextmanager
 def _installed(backbone: str, extra: str) -> Iterator[None]:
-    """Refuse a backbone whose library is not installed."""
+    """Refuse a backbone whose library is not installed, or does not fit the installed torch."""
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         expected = f"{error.name} to be installed: pip install 'fedstill[{extra}]'"
         raise ArgumentError("features.backbone", backbone, expected) from error
+    except USER_CODE_ERRORS as error:  # such as torchvision of another build of torch
+        raise ModelError(
+            f"backbone {backbone}: its library cannot be imported: {first_line(error)}"
+        ) from error
 
 
 def _load_weights(network: nn.Module, options: Features) -> None:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, ModelError, format_option
-from fedstill.core.registry import first_line
+from fedstill.core.registry import USER_CODE_ERRORS, first_line
 from fedstill.models.weights_file import lacking_weights_error
 
 PREFIX = "hf:"
@@ -36,12 +36,17 @@ def import_transformers(option: str, value: str) -> ModuleType:
 
     Raises:
         ArgumentError: it is not installed.
+        ModelError: it cannot be imported, for example as it does not fit the installed torch.
     """
     try:
         return importlib.import_module("transformers")
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         expected = "transformers to be installed: pip install 'fedstill[text]'"
         raise ArgumentError(option, value, expected) from error
+    except USER_CODE_ERRORS as error:
+        raise ModelError(
+            f"{option} = {value}: transformers cannot be imported: {first_line(error)}"
+        ) from error
 
 
 def _load_pretrained(auto: Any, where: str, **options: Any) -> Any:

@@ -39,7 +39,8 @@ def read_weights(path: Path, option: str = "model.weights") -> dict[str, torch.T
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(f"{option} {path.name!r} is not a safetensors file: {first_line(error)}") from error
+        reason = f"{first_line(error)} (safetensors.torch.save_file writes one from a state dict)"
+        raise ModelError(f"{option} {path.name!r} is not a safetensors file: {reason}") from error
 
 
 def digest_weights(network: nn.Module, identity: Mapping[str, Any]) -> str:

@@ -388,3 +388,25 @@ def test_more_components_than_features_are_refused() -> None:
     assert options.model_width(3) == 3
     with raises_invalid("features.components", 3, "0 to 2"):
         options.model_width(2)
+
+
+@pytest.mark.parametrize(
+    ("library", "backbone"),
+    [("timm", "timm:resnet18"), ("torchvision", "torchvision:resnet18"), ("transformers", "hf:vit")],
+)
+def test_library_that_does_not_fit_torch_is_one_line(
+    library: str, backbone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchvision of another build: importing it raises an error that is no ImportError."""
+    reason = "operator torchvision::nms does not exist"
+    (tmp_path / f"{library}.py").write_text(f"raise RuntimeError({reason!r})")
+    (tmp_path / "vit").mkdir()
+    (tmp_path / "vit" / "config.json").write_text("{}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, library, raising=False)
+    monkeypatch.chdir(tmp_path)
+    weights = "" if library == "transformers" else "w.safetensors"
+    with pytest.raises(ModelError, match=reason) as caught:
+        load_backbone(Features(backbone, weights=weights), GRAY)
+    assert library in str(caught.value)
+    assert "\n" not in str(caught.value)
