@@ -311,11 +311,14 @@ class QueryRefused(FedstillError):
         nodes_by_refusal: dict[tuple[str, str], list[str]] = {}
         for refusal in (self, *others):
             nodes_by_refusal.setdefault((refusal.query, refusal.rule), []).append(repr(refusal.node))
-        texts = (_refusal_text(nodes, *reason) for reason, nodes in nodes_by_refusal.items())
+        queries_by_reason: dict[tuple[tuple[str, ...], str], list[str]] = {}
+        for (refused, reason), nodes in nodes_by_refusal.items():
+            queries_by_reason.setdefault((tuple(nodes), reason), []).append(repr(refused))
+        texts = (_refusal_text(*reason, queries) for reason, queries in queries_by_reason.items())
         super().__init__("; ".join(texts))
 
 
-def _refusal_text(nodes: Sequence[str], query: str, rule: str) -> str:
+def _refusal_text(nodes: Sequence[str], rule: str, queries: Sequence[str]) -> str:
     remedy = ""
     if "policy.kinds" in rule:  # the rule itself names the remedy
         kinds, everything = _policy_option("kinds", ("NAME",), "NAME"), _policy_option("outputs_only", False)
@@ -325,7 +328,8 @@ def _refusal_text(nodes: Sequence[str], query: str, rule: str) -> str:
         remedy = f". In a simulation, pass {_policy_option('outputs_only', False)}. "
         remedy += f"In a deployed federation, {owner} policy.outputs_only = false in node.toml"
     subject = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {list_names(nodes)} refuse"
-    return f"{subject} query {query!r} by rule {rule}{remedy}"
+    noun = "query" if len(queries) == 1 else "queries"
+    return f"{subject} {noun} {', '.join(queries)} by rule {rule}{remedy}"
 
 
 def _policy_option(field: str, value: object, placeholder: str = "") -> str:

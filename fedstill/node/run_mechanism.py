@@ -369,10 +369,12 @@ def no_guarantee_reason(mechanism: PrivacyMechanism, query: Query) -> str | None
             if total_cost(supposed.query_costs(without_span, part, {name: shapes[name]}, {})) is None
         }
     )
+    if unprotected and not mechanism.config.protects:
+        return (
+            "privacy: a budget is set without a mechanism (privacy.mechanism: dp-sgd, pate or noisy-outputs)"
+        )
     if unprotected:
         remedies = "".join(f"; {kind.opt_out}" for kind in unprotected if kind.opt_out)
-        if not mechanism.config.protects:
-            remedies = "; privacy.mechanism names one: dp-sgd, pate or noisy-outputs"
         message = f"mechanism {mechanism.name} gives no guarantee for {', '.join(unprotected)}"
         return f"privacy: a budget is set, and {message}{remedies}"
     return None

@@ -345,8 +345,7 @@ def test_check_policies_reports_later_refusals() -> None:
         World(ALIKE, policies=policies).federation.exclude_refusing_nodes(["tell", "predict_logits"])
     assert str(caught.value) == (
         "node 'n0' refuses query 'tell' by rule queries: predict_logits; "
-        "node 'n1' refuses query 'tell' by rule queries: none; "
-        "node 'n1' refuses query 'predict_logits' by rule queries: none"
+        "node 'n1' refuses queries 'tell', 'predict_logits' by rule queries: none"
     )
     assert world.calls == 0
     assert world.audit.traffic_totals() == AuditLog().traffic_totals()

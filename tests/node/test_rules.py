@@ -207,9 +207,7 @@ RULES = {
         everywhere("privacy budget: the budget is epsilon 0.099"),
         {"weights": "equal"},
     ),
-    "guarantee": Rule(
-        NoPrivacy(epsilon=8.0), NoPrivacy(), everywhere("mechanism none gives no guarantee for label counts")
-    ),
+    "guarantee": Rule(NoPrivacy(epsilon=8.0), NoPrivacy(), everywhere("a budget is set without a mechanism")),
     "min_records": Rule(
         {"min_records": RECORDS + 1},
         {"min_records": RECORDS},
