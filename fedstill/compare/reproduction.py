@@ -224,7 +224,8 @@ class ReproductionRecord:
         replaced = {row.row_key for row in newer.rows}
         rows = [*(row for row in self.rows if row.row_key not in replaced), *newer.rows]
         options = "" if newer.changed == self.changed else f", with {', '.join(newer.changed) or 'no option'}"
-        note = f"{self.note} Repeated on {newer.date}, {newer.machine}{options}: {', '.join(only)}.".strip()
+        machine = "" if newer.machine == self.machine else f", {newer.machine}"
+        note = f"{self.note} Run on {newer.date}{machine}{options}: {', '.join(only)}.".strip()
         return replace(self, rows=tuple(sorted(rows, key=lambda row: order.index(row.row_key))), note=note)
 
     def write(self, file: Path) -> None:

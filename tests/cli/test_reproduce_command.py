@@ -169,7 +169,7 @@ def test_table_is_run_recorded_and_resumed(
     renewed = ReproductionRecord.read(made)
     assert renewed is not None
     assert renewed.rows == record.rows
-    where = f"Repeated on {record.date}, {record.machine}:"
+    where = f"Run on {record.date}:"  # on the machine of the record
     assert renewed.note == f"{where} standalone. {where} fedavg."
     reproduced("x-table1", "--only", "fedavg", "--seeds", "1", "--record", code=2)
     assert "invalid --seeds = 1 (expected 2, as in the record" in capsys.readouterr().err
