@@ -84,7 +84,7 @@ def describe_privacy(result: Result) -> str | None:
 
 
 def privacy_tile(result: Result) -> Fact:
-    """Return the tile on privacy at the top of a page: the weakest guarantee of any node, or that there is none."""
+    """Return the tile at the top of a page: the weakest guarantee of any node, or that there is none."""
     nodes, unprotected = result.node_privacy, _nodes_without_guarantee(result)
     protected = [node for node in nodes if node.bound is not None]
     if not protected:
