@@ -41,7 +41,7 @@ def fedstill(party: str, words: str, show: bool = True) -> str:
 # Who has what
 # ------------
 #
-# The hospitals have different digits, the university has 300 public images and 360 to test the student.
+# The hospitals have different digits, the university has public images, and others to test the student.
 
 digits = load_digits()
 images = (digits.images * 255 / 16).round().astype(np.uint8)
