@@ -1,4 +1,4 @@
-"""The part of the tests that runs by default (marks ``slow`` and ``sample``)."""
+"""The part of the tests that runs by default (``slow`` and ``sample``)."""
 
 from __future__ import annotations
 

@@ -645,6 +645,7 @@ def sorted_budgets(curves: Sequence[MethodCurve]) -> list[float]:
 LABEL_GAP = 22  # pixels between labels
 MAX_RADIUS, DOT_RADIUS = 22.0, 3.0  # pixels; of the disk for the most bytes, and of the dot in its center
 LETTER_WIDTH = 6.4  # pixels
+MAX_LABEL = 18  # letters of a method's name at its point
 MAX_MARKERS = 60  # with more points, lines have no markers
 
 
@@ -664,6 +665,13 @@ def _draw_marker(
         x, y, "o", ms=size, mfc=face, mec=edge, mew=2 if hollow else 1, clip_on=False, zorder=4
     )
     set_tooltip(marker, tooltip)
+
+
+def _point_label(number: int, name: str, width: float) -> tuple[str, float]:
+    """Return the text at a method's point or line, and half of its width in pixels: the name if there is
+    room, otherwise the number, which the legend explains."""
+    text = name if width >= PAPER_WIDTH and len(name) <= MAX_LABEL else str(number)
+    return text, max(10.0, LETTER_WIDTH * len(text) / 2 + 6)
 
 
 def _describe(figure: Figure, title: str, parts: Sequence[str]) -> Figure:
@@ -711,14 +719,15 @@ def plot_traffic(points: Sequence[Point], title: str = "Accuracy", width: float 
     if has_zero:
         axes.axvline(0.6 * 10.0**low, color=FAINT, lw=1, ls=(0, (3, 4)))
     positions = [(point.bytes, point.value.mean) for point in points]
-    offsets = side_label_offsets(axes, positions, [10.0] * len(positions), LABEL_GAP)
+    labels = [_point_label(point.number, point.name, width) for point in points]
+    offsets = side_label_offsets(axes, positions, [half for _, half in labels], LABEL_GAP)
     descriptions = []
-    for point, offset in zip(points, offsets, strict=True):
+    for point, (text, _), offset in zip(points, labels, offsets, strict=True):
         size = format_bytes(round(point.bytes))
         descriptions.append(f"{point.name} {format_percent(point.value.mean)}, {size}")
         deviation = "" if point.value.std is None else f" \u00b1 {point.value.std:.1f}"
         tooltip = f"{point.name}: {format_percent(point.value.mean)}{deviation}, {size}"
-        draw_number(axes, point.number, (point.bytes, point.value.mean), offset)
+        draw_number(axes, point.number, (point.bytes, point.value.mean), offset, text)
         _draw_marker(axes, point.number, point.bytes, point.value.mean, tooltip, yerr=point.value.std)
     return _describe(figure, f"{title} against bytes", descriptions)
 
@@ -734,14 +743,16 @@ def plot_decompositions(
     A gray bar leads from the teachers' mean to their ensemble, and a line in the method's color from there to
     its student.
     """
-    figure, axes = create_axes(width, 2 * LABEL_GAP * len(parts) + 60, left=30, right=30, bottom=34)
+    labels = [_point_label(part.entry.number, part.entry.name, width) for part in parts]
+    side = max(30.0, 2 * max(half for _, half in labels))
+    figure, axes = create_axes(width, 2 * LABEL_GAP * len(parts) + 60, left=30, right=side, bottom=34)
     spreads = [spread for part in parts for spread in (part.teachers, part.ensemble, part.student)]
     percent_axis(axes, [spread.mean for spread in spreads], axis="x")
     axes.set_ylim(len(parts) - 0.4, -0.6)
     axes.set_yticks([])
     axes.grid(axis="x")
     descriptions = []
-    for y, part in enumerate(parts):
+    for y, (part, (text, half)) in enumerate(zip(parts, labels, strict=True)):
         number, name = part.entry.number, part.entry.name
         teachers, ensemble, student = (spread.mean for spread in (part.teachers, part.ensemble, part.student))
         axes.plot([teachers, ensemble], [y, y], color=GRID, lw=12, solid_capstyle="butt")
@@ -749,7 +760,8 @@ def plot_decompositions(
         for value, of in ((teachers, "teachers"), (ensemble, "ensemble")):
             (tick,) = axes.plot([value], [y], marker="|", ms=15, mew=2, color=MUTED)
             set_tooltip(tick, f"{name}, {of}: {format_percent(value)}")
-        draw_number(axes, number, (student, y), (0, 0))
+        offset = (half + LABEL_DISTANCE if student >= ensemble else -half - LABEL_DISTANCE, 0)
+        draw_number(axes, number, (student, y), offset if text == name else (0, 0), text)
         descriptions.append(
             f"{name} {format_percent(teachers)}, {format_percent(ensemble)}, {format_percent(student)}"
         )
@@ -763,14 +775,16 @@ def plot_learning_curves(
     curves: Sequence[MethodCurve], title: str = "Accuracy", width: float = PAPER_WIDTH
 ) -> Figure:
     """Plot the main metric over the fraction of the run, one line per method with its number at the end."""
-    figure, axes = create_axes(width, max(388, LABEL_GAP * len(curves) + 48), right=46, bottom=34)
+    labels = [_point_label(curve.number, curve.name, width) for curve in curves]
+    side = 26 + 2 * max(half for _, half in labels)
+    figure, axes = create_axes(width, max(388, LABEL_GAP * len(curves) + 48), right=side, bottom=34)
     lines = [[(fraction, value.mean) for fraction, value in curve.values.items()] for curve in curves]
     percent_axis(axes, [y for line in lines for _, y in line])
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
     offsets = end_label_offsets(axes, [line[-1][1] for line in lines], LABEL_GAP)
     has_markers = sum(map(len, lines)) <= MAX_MARKERS
-    for curve, line, offset in zip(curves, lines, offsets, strict=True):
+    for curve, line, (text, half), offset in zip(curves, lines, labels, offsets, strict=True):
         shown = downsample(line)
         line_style = (0, (3.5, 2)) if is_color_repeated(curve.number) else "solid"
         axes.plot(
@@ -780,7 +794,7 @@ def plot_learning_curves(
             _draw_marker(
                 axes, curve.number, x, y, f"{curve.name}, {x:.0%} of the run: {format_percent(y)}", 6
             )
-        draw_number(axes, curve.number, shown[-1], (26, offset))
+        draw_number(axes, curve.number, shown[-1], (LABEL_DISTANCE + half, offset), text)
     descriptions = [
         f"{curve.name} {format_percent(line[-1][1])}" for curve, line in zip(curves, lines, strict=True)
     ]
@@ -796,7 +810,9 @@ def plot_against_epsilon(
 ) -> Figure:
     """Plot the main metric over epsilon on a logarithmic axis; runs without budget are at the right."""
     drawn = [curve for curve in curves if curve.values]
-    figure, axes = create_axes(width, max(408, LABEL_GAP * len(drawn) + 48), right=46, bottom=34)
+    labels = [_point_label(curve.number, curve.name, width) for curve in drawn]
+    side = 26 + 2 * max(half for _, half in labels)
+    figure, axes = create_axes(width, max(408, LABEL_GAP * len(drawn) + 48), right=side, bottom=34)
     percent_axis(axes, _spread_ends([value for curve in drawn for value in curve.values.values()]))
     budgets = sorted_budgets(drawn)
     finite = [epsilon for epsilon in budgets if math.isfinite(epsilon)] or [1.0]
@@ -813,7 +829,7 @@ def plot_against_epsilon(
     final_values = [list(curve.values.values())[-1].mean for curve in drawn]
     offsets = end_label_offsets(axes, final_values, LABEL_GAP)
     descriptions = []
-    for curve, offset in zip(drawn, offsets, strict=True):
+    for curve, (text, half), offset in zip(drawn, labels, offsets, strict=True):
         line = [(x_of[epsilon], value.mean) for epsilon, value in curve.values.items()]
         with_budget = [point for point in line if point[0] < edge]
         style: dict[str, Any] = {"color": method_color(curve.number), "lw": 2}
@@ -825,7 +841,7 @@ def plot_against_epsilon(
         for epsilon, value in curve.values.items():
             tooltip = f"{curve.name}, epsilon {format_budget(epsilon)}: {value.text()}"
             _draw_marker(axes, curve.number, x_of[epsilon], value.mean, tooltip, 8, yerr=value.std)
-        draw_number(axes, curve.number, line[-1], (26, offset))
+        draw_number(axes, curve.number, line[-1], (LABEL_DISTANCE + half, offset), text)
         values = [
             f"{format_budget(epsilon)} {format_percent(value.mean)}"
             for epsilon, value in curve.values.items()

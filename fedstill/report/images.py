@@ -32,7 +32,7 @@ LARGE = 100  # pixels; images with a longer side are shown larger, so that outli
 RANKS = {"best": "Best case", "median": "Median case", "worst": "Worst case"}
 SATURATION_QUANTILE = 0.995  # of the models' errors; shown in the brightest color
 
-MAX_STEPS, MAX_SAMPLES = 10, 12  # rows and columns of generated inputs
+MAX_STEPS, MAX_SAMPLES = 3, 12  # rows and columns of generated inputs
 # Inputs generated from label maps are fewer and larger, to compare them with their maps.
 FROM_MAPS = (4, 6, 128)  # rows, columns and pixels of the longer side
 MAPS_SUFFIX = ".maps"  # after the step in the name of a tensor of label maps

@@ -14,7 +14,7 @@ from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_count, join_names
 from fedstill.report import privacy_section
 from fedstill.report.records import RESULT_FILE, NodeInfo, Result
-from fedstill.report.run_page import run_sentence
+from fedstill.report.run_page import detail_sentences, lead_sentence
 from fedstill.report.run_tables import interval_label, metrics_table
 from fedstill.report.tables import Cell, Column, Row, Table, markdown
 
@@ -143,7 +143,7 @@ def model_card(folder: Path, inputs: str, usage: str) -> str:
         "task": task,
         "inputs": inputs,
         "classes": join_names(names) or NOT_MEASURED,
-        "training": run_sentence(result),
+        "training": f"{lead_sentence(result)} {detail_sentences(result)}",
         "data": " ".join(part for part in sentences if part),
         "nodes": "\n".join(markdown(Table("", "node", columns, rows))) if rows else "",
         "test": f"{_count(data.test)} test examples",

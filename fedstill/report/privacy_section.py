@@ -42,7 +42,7 @@ from fedstill.report.records import (
     is_image_stack,
     read_tensors,
 )
-from fedstill.report.tables import NO_VALUE, Cell, Column, Row, Table, bar, bytes_markup
+from fedstill.report.tables import NO_VALUE, Cell, Column, Fact, Row, Table, bar, bytes_markup
 
 MAX_EVENTS = 8  # privacy events shown per node
 RELEASE_PARTS = {
@@ -81,6 +81,22 @@ def describe_privacy(result: Result) -> str | None:
         guarantee = f"at most {weakest.guarantee_text}" if len(group) > 1 else weakest.guarantee_text
         lines.append(f"{guarantee} at {names} ({mechanism}){f', for {unit}' if unit else ''}")
     return "; ".join([*lines, *([f"{NO_GUARANTEE} at {join_names(unprotected)}"] if unprotected else [])])
+
+
+def privacy_tile(result: Result) -> Fact:
+    """Return the tile at the top of a page: the weakest guarantee of any node, or that there is none."""
+    nodes, unprotected = result.node_privacy, _nodes_without_guarantee(result)
+    protected = [node for node in nodes if node.bound is not None]
+    if not protected:
+        return Fact("Privacy", "none", "no formal guarantee")
+    if unprotected:
+        names = join_names(unprotected) if len(unprotected) <= 3 else f"{len(unprotected)} nodes"
+        return Fact("Privacy", "partial", f"no formal guarantee at {names}")
+    weakest = max(protected, key=lambda node: node.bound or (0.0, 0.0))
+    epsilon, delta = weakest.bound or (math.inf, 0.0)
+    several = "at most; " if len(protected) > 1 else ""
+    what = f"for {weakest.unit}" if len({node.unit for node in protected}) == 1 else "for units that differ"
+    return Fact("Privacy", f"\u03b5 {format_epsilon_bound(epsilon)}", f"{several}delta {delta:g}, {what}")
 
 
 def privacy_sentence(result: Result) -> str:

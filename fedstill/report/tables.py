@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -378,10 +379,28 @@ def template_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["with_group_titles"] = with_group_titles
+    environment.filters["with_contents"] = with_contents
     environment.filters["duration"] = lambda value: MISSING_MARKUP if value is None else format_seconds(value)
     environment.filters["percent"] = lambda value: MISSING_MARKUP if value is None else format_percent(value)
     environment.filters["or_missing"] = lambda value: MISSING_MARKUP if value is None else value
     return environment
+
+
+def with_contents(body: Markup) -> tuple[list[tuple[str, Markup]], Markup]:
+    """Return the ids and titles of all second-level headings, and the text in which they have these ids.
+
+    >>> with_contents(Markup("<h2>Metrics on the test data</h2>"))[0]
+    [('metrics-on-the-test-data', Markup('Metrics on the test data'))]
+    """
+    headings: list[tuple[str, Markup]] = []
+
+    def with_id(match: re.Match[str]) -> str:
+        title = Markup(match[1])
+        name = "-".join(re.findall(r"[a-z0-9]+", title.striptags().lower()))
+        headings.append((name, title))
+        return f'<h2 id="{name}">{title}</h2>'
+
+    return headings, Markup(re.sub(r"<h2>(.*?)</h2>", with_id, body))
 
 
 MISSING_MARKUP = Markup('<span class="missing">{}</span>').format(NOT_MEASURED)

@@ -121,7 +121,7 @@ def test_guarantee_of_run_is_that_of_weakest_node() -> None:
 
 def test_page_lists_cost_budget_and_releases_of_each_node(tmp_path: Path, golden: Golden) -> None:
     page = folder_of(tmp_path, result_with(a_node("north", 3.0), a_node("south", 5.0)))
-    golden("privacy-section", page.part("Privacy", "Nodes and their models"))
+    golden("privacy-section", page.part("Privacy cost", "Nodes and their models"))
     # 1 - (1 - 1e-5) / (e^3 + 1) = 0.952575, up; e^5: 0.993307, up
     kinds = "label counts 80 B , logits 10.0 kB , gradients 30.0 kB"
     assert f"north {kinds} pate 3 1e-05 95.3% 8 5" in page.text
@@ -133,9 +133,9 @@ def test_page_lists_cost_budget_and_releases_of_each_node(tmp_path: Path, golden
         COUNTS,
         "logits of predict: all votes of 10 teachers",
         "each record belongs to one teacher",
-        UNIT,
     ):
         assert page.text.count(line) == 1
+    assert page.text.count(UNIT) == 2  # at the top and here
     assert "votes 6.969" in page.text
     assert "north: 4 \u00d7 gaussian(0.2904), 1 \u00d7 laplace(10)" in page.text
 
@@ -149,7 +149,7 @@ def test_nodes_with_different_mechanisms_have_own_entries(tmp_path: Path) -> Non
 
 def test_node_without_guarantee_is_named(tmp_path: Path, golden: Golden) -> None:
     page = folder_of(tmp_path, result_with(a_node("north", 3.0), unprotected_node("south")))
-    golden("privacy-section-of-one-node", page.part("Privacy", "Nodes and their models"))
+    golden("privacy-section-of-one-node", page.part("Privacy cost", "Nodes and their models"))
     assert "no formal privacy guarantee for south" in page.text
     assert "no guarantee 9 releases without" in page.text
 
@@ -625,7 +625,8 @@ def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
     leakage = poisoned(json.loads(json.dumps(whole)))
     leakage["skipped"] = [{"attack": HOSTILE, "reason": HOSTILE}]
     page = attacked(tmp_path, leakage, {**of_inversion(), **of_copying()})
-    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "iframe", "object", "a"})
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "iframe", "object"})
+    assert all(link.startswith("#") for link in page.attributes("href")[1:])  # the first is the icon
     assert page.text.count(HOSTILE) > 40
     assert any(HOSTILE in (alt or "") for alt in page.attributes("alt"))
     assert all(source.startswith("data:image/png;base64,") for source in page.attributes("src"))

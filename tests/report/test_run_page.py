@@ -15,7 +15,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.node.audit_log import AuditError
 from fedstill.report import write_report
 from fedstill.report.records import Result, model_rows
-from fedstill.report.run_page import run_sentence
+from fedstill.report.run_page import detail_sentences
 from fedstill.runs.run import run
 from fedstill.runs.spec import from_dict
 from tests.support import audit_logs
@@ -104,7 +104,7 @@ def test_generated_images_are_subsampled_evenly_with_the_last(tmp_path: Path) ->
     save_file({f"{step:06d}": pictures for step in range(0, 1001, 20)}, folder / "samples.safetensors")
     labels = read(folder).attributes("aria-label")
     rows = [label for label in labels if "generated inputs at step" in label]
-    assert rows == [f"12 generated inputs at step {step}" for step in range(40, 1001, 120)]
+    assert rows == [f"12 generated inputs at step {step}" for step in (320, 660, 1000)]
 
 
 def test_page_loads_and_runs_nothing(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_every_table_is_in_a_scroll_box(tmp_path: Path) -> None:
 def sentence_with(kinds: dict[str, dict[str, int]], **changes: Any) -> str:
     result = {**a_result(), **changes}
     result["bytes"] = {"up": 1, "down": 1, "by_kind": kinds}
-    return run_sentence(Result.from_record(result))
+    return detail_sentences(Result.from_record(result))
 
 
 def test_page_of_a_method_in_rounds(tmp_path: Path, golden: Golden) -> None:
@@ -292,7 +292,7 @@ def test_sentence_makes_no_claims_on_custom_payload_kinds() -> None:
         "kinds": {"lab: theta": about, "parameters": {"description": "", "category": "query"}},
     }
     sentences = {
-        kind: run_sentence(
+        kind: detail_sentences(
             Result.from_record({**theirs, "bytes": {"up": 10, "down": 0, "by_kind": {kind: bytes_of}}})
         )
         for kind in ("lab: theta", "parameters")
