@@ -3,7 +3,7 @@
 #   make demo                     install, run the demo, print the path of its report
 #   make test                     install development tools; lint, words, reading paths, types, doctests, tests
 #   make test-all                 the same with all tests: also those marked slow, and all cases of sampled ones
-#   make docs                     the site, in docs/_build/html; runs the gallery's scripts; Python 3.11 or newer
+#   make docs                     the site, in docs/_build/html; runs tutorials and gallery; Python 3.11 or newer
 #   make bench                    speed compared with published code, cost per node; ten minutes
 #   make release-check            wheel and sdist on each Python, version and extra; an hour; Python 3.11 or newer
 #   make clean                    remove .venv and caches; runs/ stays
@@ -64,6 +64,7 @@ tests: $(VENV)/.tests
 
 # Downloads packages only. A warning, such as a broken link, is an error.
 docs: $(VENV)/.docs
+	$(BIN)/python tools/notebooks.py --check
 	$(BIN)/python -m sphinx -W --keep-going -q -d docs/_build/doctrees docs docs/_build/html
 	@echo "The site: docs/_build/html/index.html"
 
@@ -79,7 +80,7 @@ release-check:
 	$(PYTHON) tools/release_check.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist docs/_build docs/gallery docs/sg_execution_times.rst
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist docs/_build docs/gallery docs/notebooks docs/sg_execution_times.rst
 	find fedstill tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is newer than what it was installed from, or the installation is repeated.

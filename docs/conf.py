@@ -36,10 +36,11 @@ exclude_patterns = ["_build", "_ext"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 
-# The gallery: scripts that use public names only.
+# Tutorials and gallery: scripts that use public names only.
 sphinx_gallery_conf = {
-    "examples_dirs": "../examples/gallery",
-    "gallery_dirs": "gallery",
+    "examples_dirs": ["../examples/tutorials", "../examples/gallery"],
+    "gallery_dirs": ["notebooks", "gallery"],
+    "first_notebook_cell": '%pip install --quiet "fedstill[dp,offline,onnx]"',
     "filename_pattern": r"\.py$",
     "within_subsection_order": "FileNameSortKey",
     "plot_gallery": "True",

@@ -37,7 +37,9 @@ from fedstill.track.trackers import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
+SCRIPTS = sorted(
+    path for folder in ("gallery", "tutorials") for path in (ROOT / "examples" / folder).glob("*.py")
+)
 NAMES = [name for name in fedstill.__all__ if name != "__version__"]
 REFERENCE = runpy.run_path(str(ROOT / "tools" / "reference_pages.py"))
 # packages with public names for plug-ins
@@ -48,7 +50,7 @@ pytestmark = pytest.mark.skipif(not (DOCS / "conf.py").exists(), reason="without
 
 def pages() -> set[str]:
     """Return all pages by their toctree names."""
-    generated = ("_build", "gallery")
+    generated = ("_build", "gallery", "notebooks")
     names = (path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md"))
     return {name.as_posix() for name in names if name.parts[0] not in generated}
 
@@ -127,8 +129,8 @@ def test_public_names_and_options_have_docstrings(name: str) -> None:
                     assert has_docstring, f"{kind.__name__}.{ast.unparse(field.target)}"
 
 
-@pytest.mark.parametrize("script", GALLERY, ids=lambda path: path.stem)
-def test_gallery_scripts_have_title_and_figure_and_use_public_names(script: Path) -> None:
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_scripts_of_the_site_have_title_and_figure_and_use_public_names(script: Path) -> None:
     tree = ast.parse(script.read_text(encoding="utf-8"))
     title, line, *_ = (ast.get_docstring(tree) or "").split("\n")
     assert title

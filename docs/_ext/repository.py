@@ -2,7 +2,7 @@
 
 A link to a folder with an ``index.md`` becomes a link to that page, and the README becomes the first page.
 For other folders and the pages in them, only the link's text remains. myst-parser turns links to single files
-into downloads.
+into downloads. Links in the text of scripts name pages as seen from the notebooks in the repository.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
 LINK = re.compile(r"\[([^][]+)\]\(([^()#:\s]+)(#[^()\s]*)?\)")
+LINK_OF_SCRIPT = re.compile(r"`([^`<]+)<\.\./\.\./docs/([\w/-]+)\.md>`_")
 
 
 def read(app: Sphinx, page: str, source: list[str]) -> None:
     """Rewrite the links of each page before it is parsed."""
+    if Path(app.env.doc2path(page)).suffix == ".rst":  # written from a script
+        source[0] = LINK_OF_SCRIPT.sub(r":doc:`\1</\2>`", source[0])
+        return
     source[0] = LINK.sub(partial(linked, Path(app.srcdir), (Path(app.srcdir) / page).parent), source[0])
 
 
