@@ -668,8 +668,8 @@ def _draw_marker(
 
 
 def _point_label(number: int, name: str, width: float) -> tuple[str, float]:
-    """Return the text at a method's point or line, and half of its width in pixels: the name if there is
-    room, otherwise the number, which the legend explains."""
+    """Return the text at a method's point or line, and half of its width in pixels: the name if it
+    fits, otherwise the number, which the legend explains."""
     text = name if width >= PAPER_WIDTH and len(name) <= MAX_LABEL else str(number)
     return text, max(10.0, LETTER_WIDTH * len(text) / 2 + 6)
 
