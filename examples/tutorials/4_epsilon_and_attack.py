@@ -80,9 +80,9 @@ plt.show()
 # --------------------
 #
 # We choose an easy case for the attacker: nodes with 80 records each, large networks that can learn them by
-# heart, and FedAvg, which averages their parameters. The last run has a budget of 8. Each step under DP-SGD adds
-# noise, so it has fewer epochs, larger batches and a higher learning rate. These alone may reveal less, so the
-# run between has them, too, without a budget.
+# heart, and FedAvg, which averages their parameters. The last run has a budget of 8. Each step under DP-SGD
+# adds noise, so it has fewer epochs, larger batches and a higher learning rate. These alone may reveal less,
+# so the run between has them, too, without a budget.
 
 home = Path(tempfile.mkdtemp())
 small = {
@@ -144,9 +144,10 @@ plt.show()
 # What the numbers mean, and what they do not
 # -------------------------------------------
 #
-# - In the first run the best attacks find members much better than by guessing (AUC 50). Fewer steps alone reveal less,
-#   at nearly the same accuracy, but without any guarantee. With epsilon 8 no attack differs significantly from
-#   guessing, and the student has learned little: a node with 80 records has little to hide behind.
+# - In the first run the best attacks find members much better than by guessing (AUC 50). Fewer steps alone
+#   reveal less, at nearly the same accuracy, but without any guarantee. With epsilon 8 no attack differs
+#   significantly from guessing, and the student has learned little: a node with 80 records has little to hide
+#   behind.
 # - The attack gives a *lower* bound: this attacker, with eight shadow models, found that much. Another one
 #   may find more. Epsilon gives an *upper* bound for every attacker, also for one who knows all other
 #   records. At 8 that bound is weak; the guarantee is worth what its epsilon is worth.
