@@ -184,10 +184,14 @@ def bind(words: Sequence[str]) -> Callable[[], None]:
     if function is None:
         raise _unknown_command(rest[0], list(apps[-1]), name)
     call = _sort_words(words, rest, apps[-1])
+    pydantic = sys.modules.pop("pydantic", None)  # with it cyclopts would check values in its own words
     try:
         _, bound, _ = app.parse_args([*names, *call.words], print_error=False, exit_on_error=False)
     except CycloptsError as error:
         raise _in_one_line(error, f"fedstill {name}", call) from error
+    finally:
+        if pydantic is not None:
+            sys.modules["pydantic"] = pydantic
     _check_values(function, bound.arguments, call.known)
     given = {"call": call} if "call" in function.__annotations__ else {}
     return partial(function, *bound.args, **bound.kwargs, **given)

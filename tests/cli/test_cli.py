@@ -653,3 +653,11 @@ def test_json_output_has_no_progress(here: Path, command: Main) -> None:
     assert "centralized" not in err
     code, out, err = command(*words, "--out", "quiet", "--quiet")
     assert (code, json.loads(out)["iterations"], err) == (0, 2, "")
+
+
+def test_invalid_values_read_the_same_with_pydantic_imported(command: Any, monkeypatch: Any) -> None:
+    """Ray imports pydantic, with which cyclopts would check values itself."""
+    without = command("reproduce", "fediod-table1", "--seeds", "0")
+    monkeypatch.setitem(sys.modules, "pydantic", pytest.importorskip("pydantic"))
+    assert command("reproduce", "fediod-table1", "--seeds", "0") == without
+    assert "pydantic" in sys.modules

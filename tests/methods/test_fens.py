@@ -276,7 +276,7 @@ def test_mechanisms_refuse_training_without_noise(private: PrivacyConfig) -> Non
 
 
 def test_budget_refuses_parameters() -> None:
-    with raises_refused("privacy: a budget is set", "parameters"):
+    with raises_refused("privacy: a budget is set", query="upload_model"):
         Simulation(setting(FENS(), privacies=[NoPrivacy(epsilon=3.0)] * 3))
 
 
