@@ -144,11 +144,7 @@ def read_jobs(word: str | None) -> int | str | None:
     >>> read_jobs("2"), read_jobs("ray"), read_jobs(None)
     (2, 'ray', None)
     """
-    if word is None or word == "ray" or word.startswith("ray://"):
-        return word
-    if not word.isdecimal() or not int(word):
-        raise ArgumentError("--jobs", word, "a number from 1 up, ray, or ray://HOST:PORT")
-    return int(word)
+    return int(word) if word is not None and word.isdecimal() else word
 
 
 def _require_one_mode(**modes: object) -> None:

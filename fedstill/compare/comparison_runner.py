@@ -366,13 +366,14 @@ def _ray_tasks(comparison: Comparison, jobs: str, devices: Sequence[str]) -> Ray
     Raises:
         ArgumentError: naming the argument.
     """
+    name = by_caller("--jobs", "jobs", "jobs")
     if jobs != RAY and not jobs.startswith(RAY_CLIENT):
-        raise ArgumentError("jobs", jobs, "a number from 1 up, ray, or ray://HOST:PORT")
+        raise ArgumentError(name, jobs, "a number from 1 up, ray, or ray://HOST:PORT")
     if devices:
         raise ArgumentError("devices", list(devices), f"none with jobs = {jobs}: Ray assigns GPUs")
     engine = read_table(EngineConfig, comparison.base.get("engine", {}))
     if engine.backend != "local":
-        raise ArgumentError("jobs", jobs, f"a number, with engine.backend = {engine.backend!r}")
+        raise ArgumentError(name, jobs, f"a number, with engine.backend = {engine.backend!r}")
     return RayTasks(jobs, cpus=max(engine.threads, 1), gpus=int(engine.device.startswith("cuda")))
 
 
@@ -383,7 +384,7 @@ def _check_processes(comparison: Comparison, jobs: int, devices: Sequence[str]) 
         ArgumentError: naming the argument.
     """
     if jobs < 1:
-        raise ArgumentError("jobs", jobs, "1 or more")
+        raise ArgumentError(by_caller("--jobs", "jobs", "jobs"), jobs, "1 or more")
     if isinstance(devices, str):
         raise ArgumentError("devices", devices, "a list of devices")
     for device in devices:

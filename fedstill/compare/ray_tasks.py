@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstill.compare.run_workers import STOP_SECONDS, RunOutcome, RunStart
-from fedstill.core.errors import ArgumentError, RunFolderError
-from fedstill.data.user_data import default_folders
+from fedstill.compare.run_workers import STOP_SECONDS, RunOutcome, RunStart, search_paths
+from fedstill.core.errors import ArgumentError, RunFolderError, by_caller
+from fedstill.core.registry import first_line
 from fedstill.federation.ray_actors import connect, require_ray
 
 RAY = "ray"  # the cluster that this machine belongs to
@@ -28,7 +28,7 @@ Execute = Callable[[int, Callable[[str], None]], RunOutcome]
 
 @dataclass(frozen=True)
 class RayTasks:
-    """How runs are placed on a Ray cluster.
+    """Placement of runs on a Ray cluster.
 
     Args:
         address: ``ray`` for the cluster that this machine belongs to, or ``ray://HOST:PORT``.
@@ -39,25 +39,6 @@ class RayTasks:
     address: str
     cpus: int = 1
     gpus: int = 0
-
-
-@dataclass(frozen=True)
-class _Surroundings:
-    """What a task needs from the process that started it: folder, modules and folders of data."""
-
-    folder: str
-    modules: tuple[str, ...]
-    data: str
-
-    @classmethod
-    def here(cls) -> _Surroundings:
-        data = os.pathsep.join(str(folder.resolve()) for folder in default_folders())
-        return cls(str(Path.cwd()), tuple(filter(None, sys.path)), data)
-
-    def apply(self) -> None:
-        os.chdir(self.folder)
-        sys.path[:] = dict.fromkeys([*sys.path, *self.modules])
-        os.environ["FEDSTILL_DATA"] = self.data
 
 
 def run_on_ray(
@@ -93,8 +74,8 @@ def run_on_ray(
         starts = Queue(actor_options={"num_cpus": 0})
         remote: Any = ray.remote(_execute)
         remote = remote.options(num_cpus=tasks.cpus, num_gpus=tasks.gpus, max_retries=MAX_RETRIES)
-        here = _Surroundings.here()
-        pending = {remote.remote(execute, number, here, starts): number for number in numbers}
+        place = (str(Path.cwd()), search_paths())
+        pending = {remote.remote(execute, number, *place, starts): number for number in numbers}
         while pending:
             done, _ = ray.wait(list(pending), timeout=POLL_SECONDS)
             while not starts.empty():
@@ -117,12 +98,14 @@ def run_on_ray(
             ray.shutdown()
 
 
-def _execute(execute: Execute, number: int, surroundings: _Surroundings, starts: Any) -> RunOutcome:
-    """Execute one run in a process of Ray."""
+def _execute(execute: Execute, number: int, folder: str, paths: Mapping[str, str], starts: Any) -> RunOutcome:
+    """Execute one run in a process of Ray, with folder and search paths of the process that started it."""
     try:
-        surroundings.apply()
-    except OSError as error:
-        return RunOutcome(folder_error=f"a machine of the Ray cluster cannot open {error.filename}")
+        os.chdir(folder)
+    except OSError:
+        return RunOutcome(folder_error=f"a machine of the Ray cluster cannot open {folder}")
+    sys.path[:] = dict.fromkeys([*sys.path, *paths["PYTHONPATH"].split(os.pathsep)])
+    os.environ["FEDSTILL_DATA"] = paths["FEDSTILL_DATA"]
 
     def start(phase: str) -> None:
         starts.put((number, RunStart(phase)))
@@ -137,19 +120,10 @@ def _outcome(task: Any) -> RunOutcome:
 
     try:
         outcome: RunOutcome = ray.get(task)
-    except RayTaskError as error:
-        return RunOutcome(not_run=f"stopped: {_last_line(error)}")
     except RayError as error:
-        return RunOutcome(not_run=f"stopped: {type(error).__name__}: {_first_line(error)}")
+        cause = error.cause if isinstance(error, RayTaskError) else error  # of a task: what it raised
+        return RunOutcome(not_run=f"stopped: {type(cause).__name__}: {first_line(cause)}")
     return outcome
-
-
-def _first_line(error: Exception) -> str:
-    return next(filter(None, map(str.strip, str(error).splitlines())), "")
-
-
-def _last_line(error: Exception) -> str:
-    return next(filter(None, map(str.strip, reversed(str(error).splitlines()))), "")
 
 
 def _require_resources(tasks: RayTasks) -> None:
@@ -160,4 +134,6 @@ def _require_resources(tasks: RayTasks) -> None:
     machines = [machine["Resources"] for machine in ray.nodes() if machine["Alive"]]
     if not any(all(machine.get(kind, 0) >= count for kind, count in needed.items()) for machine in machines):
         each = " and ".join(f"{count} {kind}s" for kind, count in needed.items() if count)
-        raise ArgumentError("--jobs", tasks.address, f"a cluster with a machine that has {each}")
+        raise ArgumentError(
+            by_caller("--jobs", "jobs", "jobs"), tasks.address, f"a cluster with a machine that has {each}"
+        )

@@ -259,6 +259,13 @@ def _worker_environment(jobs: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
         **os.environ,
+        **search_paths(),
+    }
+
+
+def search_paths() -> dict[str, str]:
+    """Return environment variables by which another process finds the same modules and data."""
+    return {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "FEDSTILL_DATA": os.pathsep.join(str(data.resolve()) for data in default_folders()),
     }

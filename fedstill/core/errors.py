@@ -209,10 +209,10 @@ def list_names(names: Iterable[str], most: int = 5) -> str:
     >>> list_names(["a", "b"]), list_names(f"node-{k}" for k in range(1000))
     ('a, b', 'node-0, node-1, node-2, node-3, node-4 and 995 others')
     """
-    first, rest = (every := list(names))[:most], len(every) - most
-    if rest == 1:
-        first, rest = every, 0
-    return ", ".join(first) + (f" and {rest:,} others" if rest > 0 else "")
+    every = list(names)
+    if len(every) <= most + 1:
+        return ", ".join(every)
+    return f"{', '.join(every[:most])} and {len(every) - most:,} others"
 
 
 def similar_names(target: str, names: Iterable[str], least: float = 0.7) -> list[str]:

@@ -28,6 +28,7 @@ from fedstill.attacks.attack import (
     group_metrics_into_lines,
     group_tables,
 )
+from fedstill.core.errors import list_names
 from fedstill.core.text_format import format_count, format_percent, join_names, shorten_numbers
 from fedstill.privacy.budget import epsilon_text_rounded_down
 from fedstill.privacy.events import cost_from_dict
@@ -90,8 +91,7 @@ def privacy_tile(result: Result) -> Fact:
     if not protected:
         return Fact("Privacy", "none", "no formal guarantee")
     if unprotected:
-        names = join_names(unprotected) if len(unprotected) <= 3 else f"{len(unprotected)} nodes"
-        return Fact("Privacy", "partial", f"no formal guarantee at {names}")
+        return Fact("Privacy", "partial", f"no formal guarantee at {list_names(unprotected, 3)}")
     weakest = max(protected, key=lambda node: node.bound or (0.0, 0.0))
     epsilon, delta = weakest.bound or (math.inf, 0.0)
     several = "at most; " if len(protected) > 1 else ""

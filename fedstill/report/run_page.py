@@ -293,8 +293,8 @@ SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "e
 def lead_sentence(result: Result) -> str:
     """Return one sentence on what the nodes trained, and with how many queries."""
     count = len(result.nodes) or result.split.nodes
-    subject = "Nodes" if count is None else "One node" if count == 1 else f"{count_word(count)} nodes"
-    subject = subject[0].upper() + subject[1:]
+    nodes = "one node" if count == 1 else "nodes" if count is None else f"{count_word(count)} nodes"
+    subject = nodes.capitalize()
     central, queries = result.evaluated_model, result.queries
     if central == "nodes" and queries == 0:
         return f"{subject} trained {'its model' if count == 1 else 'their models'} standalone."
@@ -337,8 +337,8 @@ def _inputs_sentence(result: Result, audit: AuditTotals | None, generated: bool)
     if with_inputs == queries:
         return f"{'The query was' if queries == 1 else 'The queries were'} about {inputs}."
     if 0 < with_inputs < queries:
-        start = f"{count_word(with_inputs)} of the {count_word(queries)} queries"
-        return f"{start[0].upper()}{start[1:]} {'was' if with_inputs == 1 else 'were'} about {inputs}."
+        start = f"{count_word(with_inputs)} of the {count_word(queries)} queries".capitalize()
+        return f"{start} {'was' if with_inputs == 1 else 'were'} about {inputs}."
     return f"Some of the queries were about {inputs}."
 
 

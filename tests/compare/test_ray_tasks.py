@@ -133,7 +133,7 @@ def test_refuses_runs_that_no_machine_can_hold() -> None:
 def test_refuses_what_ray_cannot_place(tmp_path: Path) -> None:
     for jobs, changes in (("two", {}), ("ray", {"engine.backend": "flare"})):
         plan = plan_comparison(["standalone"], seeds=1, changes={**QUICK, **changes})
-        with raises_invalid("jobs", jobs):
+        with raises_invalid("--jobs", jobs):
             compare(plan, tmp_path / "out", jobs=jobs)
     plan = plan_comparison(["standalone"], seeds=1, changes=QUICK)
     with pytest.raises(ArgumentError, match="devices"):

@@ -241,7 +241,7 @@ def test_merge_keeps_reasons_and_takes_all_seeds(tmp_path: Path) -> None:
 def test_wrong_numbers_of_processes_and_unused_devices_are_refused(tmp_path: Path) -> None:
     plan = plan_comparison(["standalone"], changes=QUICK)
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"jobs": 0}, "jobs"),
+        ({"jobs": 0}, "--jobs"),
         ({"devices": "cuda:0"}, "devices"),
         ({"devices": ["cuda:0"]}, "devices"),  # the runs compute on the processor
     ]
