@@ -40,7 +40,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, U
 from fedstill.core.registry import add_search_folders
 from fedstill.protocol.method import METHODS, build_node_side
 from fedstill.protocol.node_side import NodeSetting, placeholder_public
-from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
+from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import Query
 from fedstill.runs import presets
 from fedstill.runs.spec import PaperMetric, RunSpec, check_paper_metrics, from_dict, to_dict

@@ -111,8 +111,8 @@ def compare(
 
     Args:
         comparison: the plan.
-        out: folder of the comparison: a new one, or one in which the same comparison was interrupted. Attacks,
-            seeds, methods or settings may be added to a comparison. Attacks of a comparison are kept.
+        out: folder of the comparison: a new one, or one in which the same comparison was interrupted.
+            Attacks, seeds, methods or settings may be added to it. Its attacks are kept.
         command: the command that repeats it, for the report.
         report: writes the report of a run's folder, as far as the run is.
         only: methods and settings to run now (:meth:`.Comparison.planned_runs`). The others can run later.
