@@ -57,6 +57,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "fedstill"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("sort.js", {"defer": "defer"})]
 html_show_sourcelink = False
 html_favicon = "_static/logo.svg"
 html_theme_options = {
