@@ -86,9 +86,9 @@ def reproduce(
             as_json=as_json,
         )
         return run_suite(arguments, call)
-    for option, given in (("--part", part), ("--method", method)):
-        if given:
-            raise ArgumentError(option, " ".join(given), f"none: it is an option of {SUITE}")
+    for option, extra in (("--part", part), ("--method", method)):
+        if extra:
+            raise ArgumentError(option, " ".join(extra), f"none: it is an option of {SUITE}")
     if name is None:
         if lost := [word for word in [*call.words, *call.overrides] if word != "--json"]:
             raise ArgumentError("fedstill reproduce", " ".join(lost), "the name of a table or figure first")
