@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from fedstill.cli import main as cli
+from fedstill.report import figures
 from tests.support.golden import Golden
 from tests.support.my_lab import Lab, install
 
@@ -69,6 +70,16 @@ def steady_adam(monkeypatch: pytest.MonkeyPatch) -> None:
         made(self, params, lr, **{"eps": 1e-3, **options})
 
     monkeypatch.setattr(Adam, "__init__", steady)
+
+
+@pytest.fixture(autouse=True)
+def one_width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw a page's figures for one width instead of three, except in tests marked ``all_widths``.
+
+    Drawing for all widths takes longer than the small runs of most tests.
+    """
+    if request.node.get_closest_marker("all_widths") is None:
+        monkeypatch.setattr(figures, "WIDTHS", figures.WIDTHS[:1])
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ def count_recovered(
     return good, right
 
 
+@pytest.mark.slow
 @needs_fashion
 def test_recovers_image_from_full_gradient() -> None:
     assert count_recovered(STRONG, 0, 2) == (2, 2)  # 47 and 50 dB

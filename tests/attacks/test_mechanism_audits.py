@@ -290,7 +290,7 @@ def test_detects_broken_dp_training(
     assert is_detected(run_audit(attack, runs))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [noise_times(0.0), no_clip])
 def test_detects_broken_critic(broken: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)

@@ -706,6 +706,7 @@ def test_abort_of_dead_job_returns_false(says: str) -> None:
             admin.abort("7")
 
 
+@pytest.mark.slow
 def test_killed_node_disconnects_and_reconnects(federation: Federation) -> None:
     import psutil
 
