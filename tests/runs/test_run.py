@@ -129,13 +129,13 @@ def test_equal_config_reaches_equal_metrics(finished: Path, tmp_path: Path) -> N
 
 
 def test_killed_run_reaches_equal_metrics(tmp_path: Path) -> None:
-    options = [*SHORT, "--method.steps", "60"]
+    options = [*SHORT, "--method.steps", "30"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert fedstill_run("digits-fediod", *options, "--out", str(whole)) == 0
 
     moments = random.Random(0)
     words = ["digits-fediod", *options, "--out", str(broken)]
-    for line in sorted(moments.sample(range(60), 3)):
+    for line in sorted(moments.sample(range(30), 3)):
         process = _process(words, tmp_path)
         while _lines(broken / "metrics.jsonl") < line:
             assert process.runs, "the process ended before it was killed"
