@@ -620,6 +620,7 @@ def _init_once(folder: Path) -> None:
         owner_folder.init_folder(folder)
 
 
+@pytest.mark.slow
 def test_revoked_node_is_refused_and_readmitted(
     federation: Federation, capsys: pytest.CaptureFixture[str]
 ) -> None:
