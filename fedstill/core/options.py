@@ -49,6 +49,7 @@ def field_docs(kind: Any) -> dict[str, str]:
     return texts
 
 
+@cache
 def _parse_field_docs(kind: Any) -> dict[str, str]:
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
