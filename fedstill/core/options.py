@@ -43,6 +43,7 @@ WIDTH = 100  # columns of a docstring
 def field_docs(kind: Any) -> dict[str, str]:
     """Return the documentation of each field of a dataclass and its bases, in one line each."""
     texts = dict[str, str]()
+    base: type
     for base in reversed(kind.__mro__):
         if is_dataclass(base):
             texts |= _parse_field_docs(base)
