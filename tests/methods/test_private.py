@@ -51,7 +51,13 @@ ASKING = [
     )
     for mechanism in MECHANISMS
 ]
-CASES = [*ASKING, ("fedavg", {}, "dp-sgd"), ("dsfl", {}, "dp-sgd"), ("dsfl", {}, "noisy-outputs")]
+CASES = [
+    *ASKING,
+    ("fedavg", {}, "dp-sgd"),
+    ("fedftg", {}, "dp-sgd"),
+    ("dsfl", {}, "dp-sgd"),
+    ("dsfl", {}, "noisy-outputs"),
+]
 ONCE = [
     (method, mechanism)
     for method, options, mechanism in CASES
