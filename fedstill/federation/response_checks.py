@@ -62,7 +62,9 @@ def find_faults(
     sound = _without(responses, found)
     for name, kind in query.releases.items():
         if kind.normal_size is not None:
-            sizes = _root_mean_squares({node: {name: tensors[name]} for node, tensors in sound.items()}, norms)
+            sizes = _root_mean_squares(
+                {node: {name: tensors[name]} for node, tensors in sound.items()}, norms
+            )
             found |= _outlier_faults(
                 _outlier_ratios(sizes, outlier, kind.normal_size), sizes, name, outlier, query.name
             )

@@ -52,8 +52,7 @@ class Node:
         history_hash: hash of all that the node's state depends on: numbers and contents of the queries that
             it has responded to, in order, and all privately learned weights, to the last bit.
         pretraining_hash: the part of ``history_hash`` for private training before the first query.
-        query_context_hash: ``history_hash`` with the current query, where a network trains privately; it names
-            the noise.
+        query_context_hash: ``history_hash`` with the current query; it names the noise.
         dp_sgd_parameters: parameters of DP-SGD, by the role of each network that trains privately.
         records_read: the current query's function has read the node's records.
         remaining_private_steps: mean sample size and number of charged DP-SGD steps that are not taken yet,

@@ -14,8 +14,8 @@ from fedstill.core.errors import NodeFault
 from fedstill.federation.response_checks import (
     find_faults,
     invalid_dtype_fault,
-    mismatched_gradient_faults,
     l2_norms,
+    mismatched_gradient_faults,
     non_finite_faults,
     oversized_gradient_faults,
 )
