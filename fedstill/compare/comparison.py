@@ -40,7 +40,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, U
 from fedstill.core.registry import add_search_folders
 from fedstill.protocol.method import METHODS, build_node_side
 from fedstill.protocol.node_side import NodeSetting, placeholder_public
-from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
+from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import Query
 from fedstill.runs import presets
 from fedstill.runs.spec import PaperMetric, RunSpec, check_paper_metrics, from_dict, to_dict
@@ -82,6 +82,7 @@ class Comparison:
         paper: published metrics.
         changed: options that the command line set.
         leakage: complete options of the attack on each run; None: no attacks.
+        attacked_settings: settings whose runs are attacked; empty: all.
         forms: by label, whether a method runs as printed, as its published code, or in fedstill's form.
     """
 
@@ -96,6 +97,7 @@ class Comparison:
     paper: tuple[PaperMetric, ...] = ()
     changed: tuple[str, ...] = ()
     leakage: Table | None = None
+    attacked_settings: tuple[str, ...] = ()
     forms: Mapping[str, MethodForm] = field(default_factory=dict)
 
     @property
@@ -103,6 +105,10 @@ class Comparison:
         """True if the plan sets the policy ``outputs_only``."""
         tables = (self.base, *self.settings.values(), *self.runs.values())
         return any(has_key(table, "nodes", "policy", "outputs_only") for table in tables)
+
+    def is_attacked(self, planned: ComparisonRun) -> bool:
+        """Return whether a run is attacked after it has finished."""
+        return self.leakage is not None and planned.setting in (self.attacked_settings or self.settings)
 
     def planned_runs(self, only: Collection[str] = ()) -> list[ComparisonRun]:
         """Return all runs, ordered by setting, then seed, then method, so that early results compare methods.
@@ -146,7 +152,7 @@ class Comparison:
         if has_key(table, "nodes", "policy", "outputs_only"):
             return config
         kinds, policy = set(released_kinds(config)), config.nodes.policy
-        outputs_only = not any(kind.category == "model" or kind == PRIVATE_DATA for kind in kinds)
+        outputs_only = all(kind.is_output or kind.must_be_named or kind.from_label_maps for kind in kinds)
         label_maps = any(kind.from_label_maps for kind in kinds)
         named = tuple(sorted(kind for kind in kinds if kind.must_be_named))
         policy = dataclasses.replace(policy, outputs_only=outputs_only, label_maps=label_maps, kinds=named)
@@ -163,7 +169,7 @@ class Comparison:
             table["settings"] = [{"name": name, **setting} for name, setting in self.settings.items()]
         metrics = [dataclasses.asdict(metric) for metric in self.paper]
         if self.leakage is not None:
-            table["leakage"] = self.leakage
+            table["leakage"] = {**self.leakage, "settings": list(self.attacked_settings)}
         if self.forms:
             table["forms"] = {label: dataclasses.asdict(form) for label, form in self.forms.items()}
         table["paper"] = [
@@ -355,6 +361,7 @@ def tables_at(
 SMALL_SCALE = "small"  # scale of the file itself
 SHORT_FORM_KEYS = (
     "reproduces",
+    "suite",
     "scale",
     "method",
     "vary",
@@ -380,6 +387,7 @@ def expand_short_forms(table: Mapping[str, Any], scale: str = SMALL_SCALE) -> Ta
     expanded = at_scale(table, scale)
     about = _require_table(expanded.pop("reproduces", {}), "reproduces")
     expanded.pop("arguments", None)  # for the program of the file
+    expanded.pop("suite", None)  # see fedstill.compare.suite
     shared = _require_table(expanded.pop("method", {}), "method")
     options = {
         label: _require_table(method_options, f"options.{label}")
@@ -729,6 +737,7 @@ def _build_comparison(
         paper=paper,
         changed=tuple(sorted({*changes, *header.changed})),  # the order on the command line does not matter
         leakage=_complete_leakage_options(table),
+        attacked_settings=_parse_attacked_settings(table, settings),
         forms=read_forms(table.get("forms", {}), methods),
     )
     reached = [metric for metric in paper if metric.metric not in COSTS]
@@ -787,8 +796,20 @@ def _complete_leakage_options(table: Mapping[str, Any]) -> Table | None:
     """Return the complete options of the attack, or None if no run is attacked."""
     if "leakage" not in table:
         return None
-    complete: Table = LeakageConfig.from_table(table_at(table, "leakage")).to_table()
+    own = {key: value for key, value in table_at(table, "leakage").items() if key != "settings"}
+    complete: Table = LeakageConfig.from_table(own).to_table()
     return complete
+
+
+def _parse_attacked_settings(table: Table, settings: Collection[str]) -> tuple[str, ...]:
+    """Return the settings in a comparison's table ``leakage``."""
+    names = table_at(table, "leakage").get("settings", [])
+    if not isinstance(names, list):
+        raise ArgumentError("leakage.settings", names, "a list of settings")
+    for name in names:
+        if name not in settings:
+            raise UnknownName("setting of leakage.settings", name, settings)
+    return tuple(names)
 
 
 def _parse_seeds(value: int | tuple[int, ...]) -> tuple[int, ...]:

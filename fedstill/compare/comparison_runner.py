@@ -84,6 +84,8 @@ NOT_ATTACKED_FILE = "not_attacked.json"
 LOCK_FILE = ".lock"
 # Fingerprints of data and weights by their options, and of custom modules by name.
 FINGERPRINTS_FILE = "data.json"
+# Parts of a plan that may get more entries later.
+EXTENSIBLE = ("seeds", "methods", "settings", "runs", "leakage", "attacked_settings")
 # Options that name weights, by the option of the network.
 WEIGHT_OPTIONS = {
     "features.backbone": ("features",),
@@ -109,8 +111,8 @@ def compare(
 
     Args:
         comparison: the plan.
-        out: folder of the comparison: a new one, or one in which the same comparison was interrupted. Attacks
-            or seeds may be added to a comparison. Attacks of a comparison are kept.
+        out: folder of the comparison: a new one, or one in which the same comparison was interrupted.
+            Attacks, seeds, methods or settings may be added to it. Its attacks are kept.
         command: the command that repeats it, for the report.
         report: writes the report of a run's folder, as far as the run is.
         only: methods and settings to run now (:meth:`.Comparison.planned_runs`). The others can run later.
@@ -132,8 +134,7 @@ def compare(
     if isinstance(jobs, int):
         _check_processes(comparison, jobs, devices)
     old_plan = _check_folder(out, comparison)
-    if old_plan is not None and comparison.leakage is None:
-        comparison = dataclasses.replace(comparison, leakage=old_plan.leakage)
+    comparison = _with_attacks_of(old_plan, comparison)
     console = SafeConsole(stderr=True, quiet=quiet, highlight=False)
     all_runs = comparison.planned_runs(only)
     with cache_loads(), ExitStack() as at_last:
@@ -238,8 +239,7 @@ def run_one(
         raise ArgumentError("--only-run", number, f"1 to {len(by_number)}")
     planned, console = by_number[number], SafeConsole(stderr=True, quiet=quiet, highlight=False)
     old_plan = _check_folder(out, comparison)
-    if old_plan is not None and comparison.leakage is None:
-        comparison = dataclasses.replace(comparison, leakage=old_plan.leakage)
+    comparison = _with_attacks_of(old_plan, comparison)
     with cache_loads():
         refused, fingerprints = _check_runs(comparison, [planned], out, console)
         make_folder(out)
@@ -344,20 +344,16 @@ def _copy_run(source: Path, target: Path) -> bool:
 
 
 def _write_plan(comparison: Comparison, out: Path, command: str) -> None:
-    """Write the plan of a comparison, or add its seeds and attacks to the plan of the folder.
+    """Write the plan of a comparison, or what it adds to the plan of the folder.
 
     Raises:
         RunFolderError: another process began another comparison there.
     """
     with _locked(out):
         old_plan = _check_folder(out, comparison)
-        if old_plan is None:
+        comparison = _with_attacks_of(old_plan, comparison)
+        if old_plan is None or any(_is_part_different(old_plan, comparison, part) for part in EXTENSIBLE):
             write_text(out / COMPARISON_FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
-            return
-        leakage = old_plan.leakage if comparison.leakage is None else comparison.leakage
-        if (old_plan.leakage, old_plan.seeds) != (leakage, comparison.seeds):
-            extended = dataclasses.replace(old_plan, leakage=leakage, seeds=comparison.seeds)
-            write_text(out / COMPARISON_FILE, f"{run.COMMAND}{command}\n\n{extended.to_toml()}")
 
 
 def _ray_tasks(comparison: Comparison, jobs: str, devices: Sequence[str]) -> RayTasks:
@@ -473,11 +469,12 @@ def run_and_attack(
         return RunOutcome(not_run=f"stopped: {error}")
     if not finished or not (folder / "report.html").exists():
         report(folder)
-    if comparison.leakage is None or read_attack(folder, comparison.leakage) is not None:
+    leakage = comparison.leakage if comparison.is_attacked(planned) else None
+    if leakage is None or read_attack(folder, leakage) is not None:
         return RunOutcome()
     start("attack")
     try:
-        _attack(folder, comparison.leakage, bars)
+        _attack(folder, leakage, bars)
         report(folder)
     except FedstillError as error:
         return RunOutcome(not_attacked=" ".join(str(error).split()))
@@ -667,13 +664,11 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
     if (out / COMPARISON_FILE).exists():
         old_plan = read_comparison_folder(out)
         for part in dataclasses.fields(Comparison):
-            if part.name == "leakage" and None in (old_plan.leakage, comparison.leakage):
-                continue
-            if part.name == "seeds" and set(old_plan.seeds) < set(comparison.seeds):
-                continue
-            if part.name not in ("name", "about", "note", "forms") and _is_part_different(
-                old_plan, comparison, part.name
+            if part.name in ("name", "about", "note", "forms") or (
+                part.name in EXTENSIBLE and _is_extended(old_plan, comparison, part.name)
             ):
+                continue
+            if _is_part_different(old_plan, comparison, part.name):
                 difference = _first_difference(getattr(old_plan, part.name), getattr(comparison, part.name))
                 detail = f" ({difference})" if difference else ""
                 advice = by_caller(f"fedstill compare --resume {out}", *2 * ("the same arguments",))
@@ -701,6 +696,24 @@ def _first_difference(before: object, now: object) -> str:
         return ""
     old, new = ("not set" if table.get(key) is None else table[key] for table in (one, other))
     return f"{key} was {old} and is now {new}"
+
+
+def _with_attacks_of(old_plan: Comparison | None, comparison: Comparison) -> Comparison:
+    """Return a plan with the attacks of the plan in its folder, if it has none itself."""
+    if old_plan is None or comparison.leakage is not None:
+        return comparison
+    leakage, attacked = old_plan.leakage, old_plan.attacked_settings
+    return dataclasses.replace(comparison, leakage=leakage, attacked_settings=attacked)
+
+
+def _is_extended(old_plan: Comparison, comparison: Comparison, part: str) -> bool:
+    """Return whether a part of a comparison only adds to that of an older plan."""
+    before, now = getattr(old_plan, part), getattr(comparison, part)
+    if part in ("leakage", "attacked_settings"):
+        return None in (old_plan.leakage, comparison.leakage)
+    if not isinstance(before, Mapping):
+        return set(before) < set(now)
+    return len(before) < len(now) and all(key in now and now[key] == before[key] for key in before)
 
 
 def _is_part_different(first: Comparison, second: Comparison, part: str) -> bool:

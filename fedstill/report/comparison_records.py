@@ -582,7 +582,10 @@ def summarize(out: Path, comparison: Comparison) -> ComparisonSummary:
     entries = [entry for setting in settings for entry in setting.entries]
     notes, leakage_columns = _notes(comparison, settings), tuple[ComparisonColumn, ...]()
     if comparison.leakage is not None:
-        notes += _attack_notes(settings, comparison_runner.read_not_attacked(out))
+        attacked = [
+            each for each in settings if each.name in (comparison.attacked_settings or comparison.settings)
+        ]
+        notes += _attack_notes(attacked, comparison_runner.read_not_attacked(out))
         leakage_columns = LeakageConfig.from_table(comparison.leakage).comparison_columns
     return ComparisonSummary(
         name=comparison.name,

@@ -26,7 +26,7 @@ from fedstill.privacy.config import DPTrainingConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.method import METHODS
-from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
+from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.report.comparison_records import summarize
 from fedstill.runs import spec
 from fedstill.runs.spec import PaperMetric, RunSpec
@@ -44,8 +44,8 @@ PRESETS = Path(__file__).parents[2] / "experiments" / "presets"
 
 
 def no_outputs(kinds: Sequence[PayloadKind]) -> set[PayloadKind]:
-    """Return the kinds that are not outputs: data and model parameters."""
-    return {kind for kind in kinds if kind.category == "model" or kind == PRIVATE_DATA}
+    """Return the kinds that only a policy without ``outputs_only`` releases."""
+    return {kind for kind in kinds if not (kind.is_output or kind.must_be_named or kind.from_label_maps)}
 
 
 def write_file(folder: Path, text: str, name: str = "mine.toml") -> Path:
@@ -267,7 +267,7 @@ def test_outputs_only_is_lifted_for_methods_that_need_it() -> None:
         for label in plan.methods
         if not plan.run_config(ComparisonRun("", label, 0)).nodes.policy.outputs_only
     ]
-    assert {"fedavg", "centralized"} <= set(lifted_for)
+    assert {"fedavg", "fedproto", "centralized"} <= set(lifted_for)
     assert not {"fediod", "standalone", "ensemble"} & set(lifted_for)
 
 
@@ -480,6 +480,7 @@ def test_attack_options_are_part_of_plan(tmp_path: Path) -> None:
     [
         ("leakage = true", "invalid leakage = True (expected a table"),
         ("[leakage]\nseeds = 3", "unknown key 'leakage.seeds': did you mean 'leakage.seed'?"),
+        ("[leakage]\nsettings = ['other']", "unknown setting of leakage.settings 'other'"),
         ("[leakage.membership]\nshadows = -2", "invalid leakage.membership.shadows = -2 (expected "),
         ("[leakage]\nmembership = 3", "invalid leakage.membership = 3 (expected a table"),
     ],

@@ -193,8 +193,8 @@ def test_resumes_same_comparison_and_rejects_another(tmp_path: Path) -> None:
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # no run was repeated
     for other, part in (
         (
-            plan_comparison(["standalone", "fedavg"], changes=QUICK),
-            r"methods \(fedavg.name was not set and is now fedavg\)",
+            plan_comparison(["fedavg"], changes=QUICK),
+            r"methods \(standalone.name was standalone and is now not set\)",
         ),
         (plan_comparison(["standalone"], changes=QUICK, seeds=[1]), "seeds"),
         (
@@ -204,11 +204,14 @@ def test_resumes_same_comparison_and_rejects_another(tmp_path: Path) -> None:
     ):
         with pytest.raises(RunFolderError, match=f"holds a comparison that differs in its {part}: choose"):
             run_comparison(other, out, command="", quiet=True)
-    more = plan_comparison(["standalone"], changes=QUICK, seeds=2)
+    more = plan_comparison(["ensemble", "standalone"], changes=QUICK, seeds=2)
     run_comparison(more, out, command="", quiet=True)
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before
     assert (out / "standalone-seed1" / "result.json").exists()
-    assert read_comparison_folder(out).seeds == (0, 1)
+    assert (out / "ensemble-seed1" / "result.json").exists()
+    assert read_comparison_folder(out) == more
+    with pytest.raises(RunFolderError, match="methods"):  # the folder holds more than this plan
+        run_comparison(plan_comparison(["standalone"], changes=QUICK, seeds=2), out, command="", quiet=True)
 
 
 def test_resume_rejects_changed_data(tmp_path: Path) -> None:
@@ -428,6 +431,22 @@ def test_attacks_each_finished_run_once(
     assert [row.runs[0].leakage is not None for row in summarize(out, plan).entries] == [True, False]
     resume_comparison(out, quiet=True)
     assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "fedavg-seed0"]
+
+
+def test_attacks_named_settings_only(tmp_path: Path, attacks: FakeAttack) -> None:
+    out = tmp_path / "out"
+    settings = {"first": {}, "second": {"split": {"alpha": 1.0}}}
+    plan = dataclasses.replace(
+        plan_comparison(["standalone"], changes=QUICK, leakage=True),
+        settings=settings,
+        attacked_settings=("second",),
+    )
+    run_comparison(plan, out, command="", quiet=True)
+    assert attacks.folders == ["standalone-seed0"]
+    assert (out / "second" / "standalone-seed0" / "leakage.json").exists()
+    assert read_comparison_folder(out).attacked_settings == ("second",)
+    page = (out / "compare.html").read_text(encoding="utf-8")
+    assert "Not yet attacked" not in page
 
 
 def test_finished_comparison_can_be_attacked_later(tmp_path: Path, attacks: FakeAttack) -> None:
