@@ -73,7 +73,7 @@ def plain_weight(f_k: nn.Module, G: nn.Module, c: int) -> float:
         loss.backward()
         adam.step()
         losses.append(loss.item())
-    return (max(losses) - min(losses)) / min(losses)
+    return float((max(losses) - min(losses)) / min(losses))
 
 
 @pytest.mark.parametrize("models", ["queried", "uploaded"])
