@@ -306,11 +306,11 @@ def test_charged_release_is_on_disk(path: Path) -> None:
 
 
 def test_killed_process_never_loses_charges(tmp_path: Path) -> None:
-    """A process that charges and releases is killed 80 times; each time another one continues."""
+    """A process that charges and releases is killed 30 times; each time another one continues."""
     path, released, chance = tmp_path / "audit.sqlite", tmp_path / "released", random.Random(5)
     released.touch()
     between = 0
-    for life in range(80):
+    for life in range(30):
         opened, signals = os.pipe()
         child = os.fork()
         if child == 0:  # forking is fast; no SQLite file is open in this process
@@ -334,8 +334,8 @@ def test_killed_process_never_loses_charges(tmp_path: Path) -> None:
         assert len(numbers) % 2 == 0  # of two charges in one transaction, both or none
         assert len(numbers) <= len(out) + 2  # at most one transaction without its reply
         between += len(numbers) - len(out)
-    assert len(out) > 40
-    assert between > 4  # some were killed after the charge and before the reply
+    assert len(out) > 15
+    assert between > 2  # some were killed after the charge and before the reply
 
 
 def _charge_until_killed(path: Path, released: Path, signals: int) -> None:
