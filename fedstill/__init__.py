@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.feddf import FedDF as FedDF
     from fedstill.methods.fedftg import FedFTG as FedFTG
     from fedstill.methods.fedgen import FedGEN as FedGEN
+    from fedstill.methods.fedhydra import FedHydra as FedHydra
     from fedstill.methods.fediod import FedIOD as FedIOD
     from fedstill.methods.fediod_maps import FedIODMaps as FedIODMaps
     from fedstill.methods.fedkd import FedKD as FedKD
@@ -142,6 +143,7 @@ _PUBLIC_NAMES = {
     "methods.feddf": "FedDF",
     "methods.fedftg": "FedFTG",
     "methods.fedgen": "FedGEN",
+    "methods.fedhydra": "FedHydra",
     "methods.fediod": "FedIOD",
     "methods.fediod_maps": "FedIODMaps",
     "methods.fedkd": "FedKD",

@@ -1,4 +1,4 @@
-"""The nodes' models as teachers of generated inputs, for DENSE, Co-Boosting and Co-Dream.
+"""The nodes' models as teachers of generated inputs, for DENSE, Co-Boosting, FedHydra and Co-Dream.
 
 Nodes are queried about each batch x, with input gradients; or, as published for one-shot methods, they upload
 their models once and the server evaluates these.
@@ -102,13 +102,16 @@ class UploadedModels:
                 load_vector(model, responses[name])
             self.received = True
 
-    def respond(self, server: Server, x: torch.Tensor, bn: float) -> Responses:
-        """Return the models' responses to x ``(B, ...)``, as nodes would return them."""
-        each = [outputs_and_batch_norm_loss(model, server.task.observe(x)) for model in self.models.values()]
+    def respond(
+        self, server: Server, x: torch.Tensor, bn: float, nodes: Sequence[str] | None = None
+    ) -> Responses:
+        """Return the models' responses to x ``(B, ...)``, as nodes would return them; None: of all nodes."""
+        names = tuple(self.models) if nodes is None else tuple(nodes)
+        each = [outputs_and_batch_norm_loss(self.models[name], server.task.observe(x)) for name in names]
         tensors = {"logits": torch.stack([z for z, _ in each])}
         if bn:
             tensors["statistics"] = torch.stack([distance for _, distance in each])
-        return Responses(-1, tuple(self.models), tensors)
+        return Responses(-1, names, tensors)
 
     def state_dict(self) -> dict[str, Any]:
         models = {name: dict(model.state_dict()) for name, model in self.models.items()}

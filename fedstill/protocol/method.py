@@ -309,6 +309,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedzge": "fedstill.methods.fedzge:FedZGE",
         "dense": "fedstill.methods.dense:DENSE",
         "co-boosting": "fedstill.methods.co_boosting:CoBoosting",
+        "fedhydra": "fedstill.methods.fedhydra:FedHydra",
         "co-dream": "fedstill.methods.co_dream:CoDream",
         "fl-mrcm": "fedstill.methods.fl_mrcm:FLMRCM",
         "fedad": "fedstill.methods.fedad:FedAD",

@@ -35,6 +35,7 @@ TINY: dict[str, Any] = {
     "attention": 0.0,  # FedAD's attention needs convolutions: see test_fedad.py
     "target_examples": 12,
     "dream_steps": 2,
+    "class_steps": 2,
     "features": 8,
     "server_epochs": 2,
     "server_batch": 16,
