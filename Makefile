@@ -48,14 +48,15 @@ test-all:
 types: $(VENV)/.tests
 	$(BIN)/mypy
 
-# One thread each. Four processes for two cores, since the first tests mostly wait (tests/conftest.py). Many
-# processes import the package, so it is compiled once for all of them, whatever the shell says of bytecode.
+# One thread each. Three processes for two cores, since the first tests mostly wait (tests/conftest.py), and each
+# process collects all tests. Many processes import the package, so it is compiled once for all of them, whatever
+# the shell says of bytecode.
 # Tests marked "waits" start FLARE's processes, whose timeouts a busy machine can exceed. If only such tests fail,
 # they run a second time, alone; both results are printed, and what fails twice fails.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --durations=10 $(SELECTED)
 FAILED := --last-failed --last-failed-no-failures none
 tests: $(VENV)/.tests
-	@$(PYTEST) -n 4 --dist worksteal --cache-clear fedstill tests; status=$$?; \
+	@$(PYTEST) -n 3 --dist worksteal --cache-clear fedstill tests; status=$$?; \
 	if [ $$status -ne 1 ]; then exit $$status; fi; \
 	$(PYTEST) $(FAILED) -m "not waits" --collect-only fedstill tests > /dev/null; \
 	if [ $$? -ne 5 ]; then exit 1; fi; \

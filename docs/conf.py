@@ -57,10 +57,15 @@ html_theme = "pydata_sphinx_theme"
 html_title = "fedstill"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("sort.js", {"defer": "defer"})]
 html_show_sourcelink = False
 html_favicon = "_static/logo.svg"
 html_theme_options = {
-    "logo": {"text": "fedstill", "image_light": "_static/logo.svg", "image_dark": "_static/logo.svg"},
+    "logo": {
+        "text": f"fedstill {version}",
+        "image_light": "_static/logo.svg",
+        "image_dark": "_static/logo.svg",
+    },
     "navbar_align": "left",
     "navbar_center": ["navbar-nav"],
     "navbar_end": ["theme-switcher"],

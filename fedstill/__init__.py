@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.fedcg import FedCG as FedCG
     from fedstill.methods.fedcgs import FedCGS as FedCGS
     from fedstill.methods.feddf import FedDF as FedDF
+    from fedstill.methods.fedftg import FedFTG as FedFTG
     from fedstill.methods.fedgen import FedGEN as FedGEN
     from fedstill.methods.fedhydra import FedHydra as FedHydra
     from fedstill.methods.fediod import FedIOD as FedIOD
@@ -141,6 +142,7 @@ _PUBLIC_NAMES = {
     "methods.fedcg": "FedCG",
     "methods.fedcgs": "FedCGS",
     "methods.feddf": "FedDF",
+    "methods.fedftg": "FedFTG",
     "methods.fedgen": "FedGEN",
     "methods.fedhydra": "FedHydra",
     "methods.fediod": "FedIOD",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ import hypothesis
 import pytest
 
 from fedstill.cli import main as cli
+from fedstill.report import figures
 from tests.support.golden import Golden
 from tests.support.my_lab import Lab, install
 
@@ -38,6 +40,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Exclude modules and collected tests, which live to the end, from the garbage collector's visits."""
+    gc.freeze()
 
 
 def _default_cases(cases: list[pytest.Item]) -> list[pytest.Item]:
@@ -69,6 +76,16 @@ def steady_adam(monkeypatch: pytest.MonkeyPatch) -> None:
         made(self, params, lr, **{"eps": 1e-3, **options})
 
     monkeypatch.setattr(Adam, "__init__", steady)
+
+
+@pytest.fixture(autouse=True)
+def one_width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw a page's figures for one width instead of three, except in tests marked ``all_widths``.
+
+    Drawing for all widths takes longer than the small runs of most tests.
+    """
+    if request.node.get_closest_marker("all_widths") is None:
+        monkeypatch.setattr(figures, "WIDTHS", figures.WIDTHS[:1])
 
 
 @pytest.fixture

@@ -83,6 +83,7 @@ def test_method_by_module_and_name_needs_no_entry_point(lab: Lab) -> None:
     assert by_path["method"] == whole["method"] == "feddistill"  # both names are stored as one
 
 
+@pytest.mark.slow
 def test_example_of_the_page_passes_its_own_test(lab: Lab) -> None:
     """The test of docs/custom-method.md: engines agree, and a stopped run resumes."""
     words = [

@@ -43,6 +43,7 @@ def run_command(folder: Path, *words: str) -> None:
     assert code == 0, printed
 
 
+@pytest.mark.slow
 @pytest.mark.waits
 def test_hospitals_example_ends_with_a_report_and_keeps_data_local(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -83,6 +84,7 @@ def test_hospitals_example_ends_with_a_report_and_keeps_data_local(
     assert not names & {"scans.npz", "pictures", "table.csv", "node.toml", "secret"}
 
 
+@pytest.mark.slow
 def test_first_python_snippet_beats_a_standalone_clinic(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

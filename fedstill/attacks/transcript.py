@@ -37,6 +37,7 @@ from fedstill.runs.build import LoadedData, Setting, build_setting, prepare_data
 from fedstill.runs.feature_space import FeatureSpace
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.spec import RunSpec, load_toml
+from fedstill.runs.student_file import file_module
 
 STUDENT_TOLERANCE = 1e-2  # relative distance, above the accumulated rounding of other engines
 
@@ -264,12 +265,13 @@ def replay_run(
             state = load_file(str(file))
         except (SafetensorError, OSError) as error:
             raise RunFolderError(f"{file} cannot be read: {error}") from error
-        relative_distance = _relative_distance(experiment.student, state)
+        module = file_module(experiment.setting)
+        relative_distance = _relative_distance(module, state)
         if not relative_distance <= STUDENT_TOLERANCE and disagreement is None:
             disagreement = (
                 f"the replay reached another student, at a distance of {100 * relative_distance:.2g} %"
             )
-        experiment.student.load_state_dict(state)
+        module.load_state_dict(state)
     return experiment, transcript, disagreement
 
 

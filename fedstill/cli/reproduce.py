@@ -11,6 +11,7 @@ from fedstill.cli.arguments import AsJson, Call, CalledAs, Quiet, split_options
 from fedstill.cli.compare import changes_of, device_names, read_jobs, shared_options
 from fedstill.cli.console import leave, print_json, print_list
 from fedstill.cli.run import resumable
+from fedstill.cli.suite import SuiteCall, run_suite
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.options import PositiveInt
 from fedstill.core.text_format import format_count
@@ -19,15 +20,18 @@ if TYPE_CHECKING:
     from fedstill.compare.reproduction import Reproduction, ReproductionRecord
 
 ROOT = "runs/reproduce"
+SMALL = "small"  # scale of a table's file itself
 
 
 def reproduce(
     name: str | None = None,
     /,
     *,
-    scale: str = "small",
+    scale: str = SMALL,
     seeds: PositiveInt | None = None,
     out: Path = Path(ROOT),
+    part: tuple[str, ...] = (),
+    method: tuple[str, ...] = (),
     only: tuple[str, ...] = (),
     jobs: str | None = None,
     devices: tuple[str, ...] = (),
@@ -38,17 +42,20 @@ def reproduce(
     as_json: AsJson = False,
     call: CalledAs,
 ) -> None:
-    """List the papers' tables and figures, or rerun one of them.
+    """List the papers' tables and figures, or rerun one of them or the benchmark suite.
 
     example: fedstill reproduce fediod-table1 --seeds 3
 
     It takes options of `fedstill run`, as --data.root DIR (--help-all lists all).
 
     Args:
-        name: a table or figure, or its FILE.toml
+        name: a table or figure, or its FILE.toml; suite-v1: the benchmark suite
         scale: small (default, for two CPU cores), features (heads on a frozen backbone) or paper (for a GPU)
         seeds: number of seeds
         out: folder of the results (default: runs/reproduce)
+        part: of suite-v1, run only these parts
+        method: of suite-v1, run these methods instead (names or MODULE:CLASS), to compare them with the
+            recorded ones
         only: run only these methods or settings
         jobs: number of runs at once, each in a process of its own (default: 1, or one for each device);
             ray: tasks of a Ray cluster
@@ -58,8 +65,30 @@ def reproduce(
         recorded: print the recorded table with the paper's values, and run nothing
     """
     from fedstill.compare.reproduction import find_reproduction
+    from fedstill.compare.suite import SUITE
     from fedstill.report.comparison_tables import reproduction_markdown, write_table
 
+    if name == SUITE:
+        if scale != SMALL:
+            raise ArgumentError("--scale", scale, f"none: {SUITE} has parts (--part)")
+        arguments = SuiteCall(
+            parts=part,
+            methods=method,
+            seeds=seeds,
+            out=out,
+            only=only,
+            jobs=jobs,
+            devices=devices,
+            plan=plan,
+            record=record,
+            recorded=recorded,
+            quiet=quiet,
+            as_json=as_json,
+        )
+        return run_suite(arguments, call)
+    for option, extra in (("--part", part), ("--method", method)):
+        if extra:
+            raise ArgumentError(option, " ".join(extra), f"none: it is an option of {SUITE}")
     if name is None:
         if lost := [word for word in [*call.words, *call.overrides] if word != "--json"]:
             raise ArgumentError("fedstill reproduce", " ".join(lost), "the name of a table or figure first")
@@ -105,8 +134,9 @@ def list_reproduction_options(call: Call) -> str:
     """Return the run's options of a table or figure (default: of any comparison)."""
     from fedstill.compare.comparison import base_run
     from fedstill.compare.reproduction import find_reproduction
+    from fedstill.compare.suite import SUITE
 
-    if not call.positionals:
+    if not call.positionals or call.positionals[0] == SUITE:
         return shared_options(base_run([]), call.overrides)
     source = find_reproduction(call.positionals[0]).reproduction_with_runs
     if not source.is_comparison:
@@ -142,6 +172,7 @@ def _list() -> None:
     """Print the content, data, minutes a seed (small scale), date and verdict of each."""
     from fedstill.compare.comparison import SMALL_SCALE
     from fedstill.compare.reproduction import reproductions
+    from fedstill.compare.suite import SUITE, suite_parts
 
     rows = []
     for entry in reproductions():
@@ -165,6 +196,8 @@ def _list() -> None:
         "verdict",
     )
     print_list(header, rows)
+    parts = ", ".join(part.name for part in suite_parts())
+    print(f"{SUITE} is the benchmark suite, with the parts {parts} (--part).")
     print("Data, and minutes of a seed, are the small scale's: as recorded, or else estimated.")
     print("The data's form: docs/tasks.md")
 

@@ -43,12 +43,14 @@ WIDTH = 100  # columns of a docstring
 def field_docs(kind: Any) -> dict[str, str]:
     """Return the documentation of each field of a dataclass and its bases, in one line each."""
     texts = dict[str, str]()
+    base: type
     for base in reversed(kind.__mro__):
         if is_dataclass(base):
             texts |= _parse_field_docs(base)
     return texts
 
 
+@cache
 def _parse_field_docs(kind: Any) -> dict[str, str]:
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body

@@ -22,6 +22,7 @@ from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.response_checks import (
     find_faults,
     invalid_dtype_fault,
+    l2_norms,
     mismatched_gradient_faults,
     non_finite_faults,
     oversized_gradient_faults,
@@ -223,11 +224,12 @@ class Federation(ABC):
             if node not in self.excluded
         }
         gradients = self._to_float32(self.collect_gradients(number, query, sent), query, None)
-        non_finite = non_finite_faults(gradients)
+        norms = l2_norms(gradients)
+        non_finite = non_finite_faults(gradients, norms)
         if non_finite:
             require_finite_gradients(output_gradients, query)
         self._drop_faulty(gradients, query, mismatched_gradient_faults(gradients, inputs) | non_finite)
-        oversized = oversized_gradient_faults(gradients, output_gradients, self.link.outlier, query)
+        oversized = oversized_gradient_faults(gradients, output_gradients, norms, self.link.outlier, query)
         self._drop_faulty(gradients, query, oversized)
         return gradients
 

@@ -97,17 +97,18 @@ class InProcess(Federation):
     ) -> None:
         """Run handlers in parallel; handlers that train privately run alone, as their charges need an
         order."""
-        parallel = [handler for handler in handlers if not handler.trains_privately]
-        if len(self._groups) > 1:  # a single one uses all cores
+        parallel, others = [], []
+        for handler in handlers:  # a single group uses all cores
+            (others if handler.trains_privately or len(self._groups) == 1 else parallel).append(handler)
+        if parallel:
             self._compute.workers.map(
                 compute,
                 parallel,
                 kinds=[(name, handler.stacking_key) for handler in parallel],
                 random=[handler.group.uses_global_rng for handler in parallel],
             )
-        for handler in handlers:
-            if handler.trains_privately or len(self._groups) == 1:
-                compute(handler)
+        for handler in others:
+            compute(handler)
 
     def _handlers_for(self, queried: tuple[str, ...]) -> list[RequestHandler]:
         """Return a request handler for the queried nodes of each group; equal nodes get the same handler."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite, sqrt
 
@@ -17,6 +17,7 @@ from fedstill.protocol.wire_format import SCALE, Tensors, json_from_tensor
 MAX_EXAMPLES = 1e12  # largest valid number of examples or labels
 TINY = 1e-30  # avoids division by zero
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+Norms = Mapping[tuple[str, str], float]  # L2 norm of each floating-point tensor, by node and name
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
@@ -53,13 +54,17 @@ def find_faults(
             found |= _shape_fault(node, response, query, rows, outputs)
     found |= _shape_outlier_faults(_without(responses, found), query)
     found |= _malformed_json_faults(_without(responses, found), query)
-    found |= non_finite_faults(_without(responses, found))
-    for node, response in _without(responses, found).items():
-        found |= _count_fault(node, response, query)
+    norms = l2_norms(_without(responses, found))
+    found |= non_finite_faults(_without(responses, found), norms)
+    if any(kind.category == "counts" for kind in query.releases.values()):
+        for node, response in _without(responses, found).items():
+            found |= _count_fault(node, response, query)
     sound = _without(responses, found)
     for name, kind in query.releases.items():
         if kind.normal_size is not None:
-            sizes = _root_mean_squares({node: [response[name]] for node, response in sound.items()})
+            sizes = _root_mean_squares(
+                {node: {name: tensors[name]} for node, tensors in sound.items()}, norms
+            )
             found |= _outlier_faults(
                 _outlier_ratios(sizes, outlier, kind.normal_size), sizes, name, outlier, query.name
             )
@@ -83,40 +88,49 @@ def invalid_dtype_fault(tensors: Tensors) -> str | None:
 
 def require_finite_inputs(tensors: Tensors, query: str) -> None:
     """Raise DataError if the method sends inputs with NaN or infinity, which is no node's fault."""
-    for fault in non_finite_faults({"the server": tensors}).values():
+    responses = {"the server": tensors}
+    for fault in non_finite_faults(responses, l2_norms(responses)).values():
         cause = "the method's networks at the server diverged"
         raise DataError(f"query {query!r}: the server sent numbers that are not finite, {fault}: {cause}")
 
 
 def require_finite_gradients(output_gradients: Mapping[str, Tensors], query: str) -> None:
     """Raise DataError if the method's gradients hold NaN or infinity, which is no node's fault."""
-    for fault in non_finite_faults(output_gradients).values():
+    for fault in non_finite_faults(output_gradients, l2_norms(output_gradients)).values():
         raise DataError(f"query {query!r}: the method's gradients of {fault}: its loss is not finite")
 
 
-def non_finite_faults(responses: Mapping[str, Tensors]) -> dict[str, str]:
-    """Return the faults of nodes whose tensors hold NaN or infinity."""
-    parts = [
-        (node, name, tensor)
+def l2_norms(responses: Mapping[str, Tensors]) -> Norms:
+    """Return the L2 norm of each floating-point tensor, with few kernels and one synchronization with the
+    device.
+    """
+    parts = {
+        (node, name): tensor
         for node, response in responses.items()
         for name, tensor in response.items()
         if tensor.is_floating_point()
-    ]
+    }
+    some = [tensor.float() for tensor in parts.values() if tensor.numel()]
+    found = iter(torch.stack(torch._foreach_norm(some, 2.0)).tolist() if some else ())
+    return {key: next(found) if tensor.numel() else 0.0 for key, tensor in parts.items()}
+
+
+def non_finite_faults(responses: Mapping[str, Tensors], norms: Norms) -> dict[str, str]:
+    """Return the faults of nodes whose tensors hold NaN or infinity.
+
+    Args:
+        responses: the tensors, by node.
+        norms: their :func:`l2_norms`.
+    """
     found: dict[str, str] = {}
-    for (node, name, tensor), size in zip(parts, _norms([tensor for _, _, tensor in parts]), strict=True):
-        if node in found or isfinite(size):
+    for (node, name), size in norms.items():
+        if isfinite(size) or node in found:
             continue
+        tensor = responses[node][name]
         count = int((~torch.isfinite(tensor)).sum())
         if count:  # otherwise the squares overflow float32
             found[node] = f"{name} hold NaN or infinity ({count} of {tensor.numel()} numbers)"
     return found
-
-
-def _norms(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """Return the L2 norm of each tensor, with few kernels and one synchronization with the device."""
-    some = [tensor.float() for tensor in tensors if tensor.numel()]
-    found = iter(torch.stack(torch._foreach_norm(some, 2.0)).tolist() if some else ())
-    return [next(found) if tensor.numel() else 0.0 for tensor in tensors]
 
 
 def mismatched_gradient_faults(input_gradients: Mapping[str, Tensors], inputs: Tensors) -> dict[str, str]:
@@ -140,6 +154,7 @@ def mismatched_gradient_faults(input_gradients: Mapping[str, Tensors], inputs: T
 def oversized_gradient_faults(
     input_gradients: Mapping[str, Tensors],
     output_gradients: Mapping[str, Tensors],
+    norms: Norms,
     outlier: float,
     query: str,
 ) -> dict[str, str]:
@@ -152,14 +167,16 @@ def oversized_gradient_faults(
     Args:
         input_gradients: input gradients, by node.
         output_gradients: gradients of the loss with respect to outputs that each node received.
+        norms: :func:`l2_norms` of the input gradients.
+        outlier: as in :func:`find_faults`.
+        query: name of the query.
 
     Raises:
         NodeFault: there are two nodes, and they differ that much.
     """
-    sizes = _root_mean_squares({node: list(each.values()) for node, each in input_gradients.items()})
-    output_gradient_sizes = _root_mean_squares(
-        {node: list(output_gradients[node].values()) for node in sizes}
-    )
+    sizes = _root_mean_squares(input_gradients, norms)
+    received = {node: output_gradients[node] for node in sizes}
+    output_gradient_sizes = _root_mean_squares(received, l2_norms(received))
     gains = {node: size / max(output_gradient_sizes.get(node, 0.0), TINY) for node, size in sizes.items()}
     allowed = outlier * outlier
     gain_outliers = _outlier_ratios(gains, allowed, 0.0)
@@ -244,14 +261,18 @@ def _count_fault(node: str, response: Tensors, query: Query) -> dict[str, str]:
     return {}
 
 
-def _root_mean_squares(tensors: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
+def _root_mean_squares(tensors: Mapping[str, Tensors], norms: Norms) -> dict[str, float]:
     """Return the root mean square of each node's floating-point numbers, without nodes that have none."""
-    parts = [(node, part) for node, some in tensors.items() for part in some if part.is_floating_point()]
-    squares, counts = defaultdict[str, float](float), Counter[str]()
-    for (node, part), size in zip(parts, _norms([part for _, part in parts]), strict=True):
-        squares[node] += size * size
-        counts[node] += part.numel()
-    return {node: sqrt(squares[node] / count) for node, count in counts.items() if count}
+    sizes: dict[str, float] = {}
+    for node, parts in tensors.items():
+        square, count = 0.0, 0
+        for name, part in parts.items():
+            if (node, name) in norms:
+                square += norms[node, name] ** 2
+                count += part.numel()
+        if count:
+            sizes[node] = sqrt(square / count)
+    return sizes
 
 
 def _outlier_ratios(sizes: Mapping[str, float], outlier: float, ordinary: float) -> dict[str, float]:

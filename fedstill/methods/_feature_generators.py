@@ -145,10 +145,12 @@ def sample_noise_and_labels(
     compute: Compute, n_y: torch.Tensor, batch: int, noise: int, seed: int, *purpose: str | int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return z ~ N(0, I) (batch, noise) and y ~ p(y) (batch,), with p(y) from the counts ``(K, C)`` summed
-    over nodes."""
+    over nodes. All classes are equally likely if all counts are 0, as noise can make them."""
     draw = torch_generator(seed, "imagined", *purpose)
     z = torch.randn(batch, noise, generator=draw)
-    y = torch.multinomial(n_y.sum(0).cpu(), batch, replacement=True, generator=draw)
+    total = n_y.sum(0).cpu()
+    p = total if total.any() else torch.ones_like(total)
+    y = torch.multinomial(p, batch, replacement=True, generator=draw)
     return z.to(compute.device), y.to(compute.device)
 
 

@@ -182,10 +182,10 @@ class PatchCritic(nn.Sequential):
         double_width = 2 * width
         super().__init__(
             nn.Conv2d(channels, width, 4, 2, 1),
-            nn.LeakyReLU(0.2),
+            nn.LeakyReLU(0.2, inplace=True),
             nn.Conv2d(width, double_width, 4, 2, 1),
             _norm(double_width, norm),
-            nn.LeakyReLU(0.2),
+            nn.LeakyReLU(0.2, inplace=True),
             nn.Conv2d(double_width, 1, 1),
             nn.Flatten(1, 2),
         )
@@ -214,13 +214,13 @@ class PatchGAN(nn.Sequential):
 
     def __init__(self, channels: int, width: int, norm: Norm = "batch") -> None:
         widths = [width, 2 * width, 4 * width, 8 * width]
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, 4, 2, 1), nn.LeakyReLU(0.2)]
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 4, 2, 1), nn.LeakyReLU(0.2, inplace=True)]
         for in_channels, out_channels in pairwise(widths):
             stride = 1 if out_channels == widths[-1] else 2
             layers += [
                 nn.Conv2d(in_channels, out_channels, 4, stride, 1),
                 _norm(out_channels, norm),
-                nn.LeakyReLU(0.2),
+                nn.LeakyReLU(0.2, inplace=True),
             ]
         super().__init__(*layers, nn.Conv2d(widths[-1], 1, 4, 1, 1), nn.Flatten(1, 2))
 

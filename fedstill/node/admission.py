@@ -560,7 +560,7 @@ class ChargeFacts:
         policy: the owner's rules.
         approved: the description that the owner approved; None: policy alone decides.
         budgets: the node's privacy budgets; None: none.
-        spending: the payer's earlier spending.
+        spending: returns the payer's earlier spending; called only if a rule depends on it.
         responses: number of earlier responses to this query in the run.
         cost: upper bound of the privacy cost; None: no guarantee.
         queries: number of queries for which it counts.
@@ -572,7 +572,7 @@ class ChargeFacts:
     policy: PolicyConfig
     approved: RunDescription | None
     budgets: Budgets | None
-    spending: Spending
+    spending: Callable[[], Spending]
     responses: int
     cost: PrivacyCost | None
     queries: int = 1
@@ -605,7 +605,7 @@ def approved_bytes(facts: ChargeFacts) -> str | None:
 def max_queries(facts: ChargeFacts) -> str | None:
     """Refuse queries after the policy's number, over all runs."""
     limit = facts.policy.max_queries
-    if not limit or not facts.queries or facts.spending.total_queries + facts.queries <= limit:
+    if not limit or not facts.queries or facts.spending().total_queries + facts.queries <= limit:
         return None
     return f"max_queries: {limit}"
 
@@ -613,13 +613,13 @@ def max_queries(facts: ChargeFacts) -> str | None:
 def max_bytes(facts: ChargeFacts) -> str | None:
     """Refuse releases beyond the policy's number of bytes, over all runs."""
     limit = facts.policy.max_bytes
-    exceeds = limit and facts.spending.total_bytes + facts.byte_count > limit
+    exceeds = limit and facts.spending().total_bytes + facts.byte_count > limit
     return f"max_bytes: {limit} bytes" if exceeds else None
 
 
 def privacy_budget(facts: ChargeFacts) -> str | None:
     """Refuse a privacy cost beyond a budget of the run or of the data."""
-    return None if facts.budgets is None else facts.budgets.budget_fault(facts.spending, facts.cost)
+    return None if facts.budgets is None else facts.budgets.budget_fault(facts.spending(), facts.cost)
 
 
 CHARGE_RULES = (approved_query, approved_times, approved_bytes, max_queries, max_bytes, privacy_budget)

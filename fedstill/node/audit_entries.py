@@ -138,7 +138,7 @@ ENTRY_DEFAULTS = {
 }
 
 ENTRY_FIELDS = (*REQUIRED, *ENTRY_DEFAULTS)
-_DEFAULT_TYPES = {name: type(value) for name, value in ENTRY_DEFAULTS.items()}
+_FIELD_TYPES = {name: type(value) for name, value in vars(Entry("", "", "", 0, "", "")).items()}
 _REQUIRED_FIELDS = frozenset(("at", *REQUIRED))
 EVENT_FIELDS = frozenset(("at", *REQUIRED, "rule", "actor", "details"))  # fields of a security event
 
@@ -251,8 +251,8 @@ def check_entry(entry: Entry) -> None:
     """
     fields = vars(entry)
     for name, value in fields.items():
-        if not value and type(value) is _DEFAULT_TYPES.get(name):
-            continue  # empty, as most fields are
+        if type(value) is _FIELD_TYPES[name] and (not value or (type(value) is str and value.isascii())):
+            continue  # as most fields are
         is_allowed, expected = FIELD_CHECKS[name]
         if not is_allowed(value):
             raise ArgumentError(f"{name} of an entry", value, expected)

@@ -24,6 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,11 @@ from fedstill.node.audit_entries import (
     is_text,
     parse_entry_fields,
 )
-from fedstill.node.audit_head import (
-    MAX_ENTRY_NUMBER,
-    AuditLogHead,
-    format_head_total,
-    write_audit_head,
-)
+from fedstill.node.audit_head import MAX_ENTRY_NUMBER, AuditLogHead, format_head_total, write_audit_head
 
 __all__ = ["FILE", "AuditError", "AuditLog", "Charge", "Spending"]
 
+Check = Callable[[Callable[[], "Spending"]], None]
 FILE = "audit.sqlite"  # in a run's folder; a node's owner may choose another name
 
 
@@ -71,7 +68,7 @@ class Charge:
     """
 
     entry: Entry
-    check: Callable[[Spending], None] = lambda spent: None
+    check: Check = lambda spending: None
 
 
 class AuditLog:
@@ -110,14 +107,14 @@ class AuditLog:
 
     # --- writing --------------------------------------------------------------------------------------
 
-    def charge(self, entry: Entry, check: Callable[[Spending], None] = lambda spent: None) -> int:
+    def charge(self, entry: Entry, check: Check = lambda spending: None) -> int:
         """Write a release before it is handed over, or a charge before its cause.
 
         Args:
             entry: the entry.
-            check: gets the payer's earlier spending and may raise an error to refuse; then nothing is
-                written. No other process can charge in between. It is not called if the entry exists
-                already.
+            check: gets a function that returns the payer's earlier spending, and may raise an error to
+                refuse; then nothing is written. No other process can charge in between. It is not called if
+                the entry exists already.
 
         Returns:
             Number of the entry. If the same entry (run, node, number, part, and all hashes) exists, its
@@ -132,7 +129,7 @@ class AuditLog:
     def charge_all(self, charges: Sequence[Charge]) -> list[int]:
         """Write several charges in one transaction, in order: all of them, or none if one is refused.
 
-        Each check gets the spending with the charges before it. Arguments, result and errors are as in
+        Each check reads the spending with the charges before it. Arguments, result and errors are as in
         :meth:`charge`.
         """
         for entry in (charge.entry for charge in charges):
@@ -159,7 +156,7 @@ class AuditLog:
                         entry = charge.entry
                         number = self.totals.entry_number(vars(entry)) if skip_repeated else 0
                         if not number:
-                            charge.check(self.totals.spending(entry.payer, entry.run))
+                            charge.check(partial(self.totals.spending, entry.payer, entry.run))
                             number = self._insert_entry(entry)
                         numbers.append(number)
             except BaseException:
@@ -490,12 +487,12 @@ class EntryTotals:
             return
         self._charged_runs.add(run)
         cost = dict(entry["cost"])
-        counted = (
-            (QUERIES, entry["queries"]),
-            (BYTES, sum(entry["up"].values())),
-            (NO_GUARANTEE, entry["no_guarantee"]),
-        )
-        cost.update({name: count for name, count in counted if count})
+        byte_count = sum(entry["up"].values())
+        for name, count in (
+            (QUERIES, entry["queries"]), (BYTES, byte_count), (NO_GUARANTEE, entry["no_guarantee"])
+        ):  # fmt: skip
+            if count:
+                cost[name] = count
         for name in (run, ALL_RUNS):
             events = self.events[entry["payer"], name]
             for event, times in cost.items():
@@ -504,9 +501,10 @@ class EntryTotals:
                 events[f"{UNIT_PREFIX}{entry['unit']}"] = 1
         if run != ALL_RUNS:
             self._head_rows[entry["payer"], run] = ""
-        if part == RESPONSE or (part == GRADIENT and self.sibling_content_hashes(entry)):
+        siblings = self._entry_numbers[_query_key(entry)]
+        if part == RESPONSE or (part == GRADIENT and siblings):
             self.response_counts[run, node, entry["query"]] += 1
-        self._entry_numbers[_query_key(entry)][entry["content_hash"], entry["release_hash"]] = number
+        siblings[entry["content_hash"], entry["release_hash"]] = number
         if part == TRAINING:
             self._unreported[run, node].update(cost)
         if part not in RELEASES:
@@ -557,8 +555,8 @@ class EntryTotals:
 
     def unreported_training_charges(self, run: str, node: str) -> dict[str, int]:
         """Return charges for training that no reply has reported to a server yet."""
-        charges = self._unreported[run, node].items()
-        return {name: min(count, MAX_COUNT) for name, count in charges if count > 0}
+        charges = self._unreported.get((run, node), {})
+        return {name: min(count, MAX_COUNT) for name, count in charges.items() if count > 0}
 
     def run_totals(self) -> dict[tuple[str, str], Counter[str]]:
         """Return the totals by payer and run, as a head holds them."""

@@ -14,6 +14,7 @@ from fedstill.node.release_ledger import Release
 from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors
 
+NOTHING = ReceivedTensors("", {}, {})
 MAX_EXCHANGES = 4
 MAX_BYTES = 2**26  # fewer exchanges if they are large, but at least one
 
@@ -60,7 +61,7 @@ class Exchange:
 
     def drop_received(self) -> None:
         """Drop the tensors that came with the query."""
-        self.received = ReceivedTensors(self.query.name, {}, {})
+        self.received = NOTHING
 
     def free_graph(self) -> None:
         """Drop the graph, and with it what was not released yet."""

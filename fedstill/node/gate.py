@@ -17,6 +17,7 @@ from fedstill.node.admission import (
     TensorFacts,
     approved_limit,
     first_reason,
+    refuse,
     require,
 )
 from fedstill.node.audit_entries import RESPONSE, ReceivedQuery
@@ -77,6 +78,7 @@ class Gate:
         self.ledger = ReleaseLedger(node, policy, audit, run, node if payer is None else payer)
         self.output_shape: tuple[int, ...] | None = None
         self.encoder: ReleaseEncoder | None = None
+        self._reasons: dict[tuple[int, ...], tuple[QueryFacts, str | None]] = {}  # by the facts' identity
 
     @property
     def policy(self) -> PolicyConfig:
@@ -90,13 +92,15 @@ class Gate:
 
     def refusal_reason(self, query: Query) -> str | None:
         """Return the rule that forbids this query in general, or None. Nothing is computed or charged."""
-        return first_reason(GATE_RULES, QueryFacts(query, self.policy, self.budgets))
+        # Once for each declaration, policy and budgets, on which alone it depends.
+        key = id(query), id(self.policy), id(self.budgets)
+        if key not in self._reasons:
+            facts = QueryFacts(query, self.policy, self.budgets)
+            self._reasons[key] = facts, first_reason(GATE_RULES, facts)
+        return self._reasons[key][1]
 
     def check_tensors(
-        self,
-        received: ReceivedTensors,
-        input_shape: Sequence[int],
-        input_dtype: torch.dtype = torch.float32,
+        self, received: ReceivedTensors, input_shape: Sequence[int], input_dtype: torch.dtype = torch.float32
     ) -> None:
         """Refuse a malformed message before anything is computed.
 
@@ -124,7 +128,7 @@ class Gate:
         Raises:
             QueryRefused: the policy forbids it, a limit is reached, or the response would exceed a budget.
         """
-        require(self.node, query.name, GATE_RULES, QueryFacts(query, self.policy, self.budgets))
+        refuse(self.node, query.name, self.refusal_reason(query))
         release = self.ledger.admit(query, received, sent)
         if self.encoder is not None:
             self.encoder.admit(query)

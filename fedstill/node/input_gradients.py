@@ -97,7 +97,7 @@ def _backward(
     inputs = [exchange.inputs[key] for key in exchange.query.differentiable]
     if not names:
         return [torch.zeros_like(each) for each in inputs if each.requires_grad]
-    zeros = {key: torch.zeros_like(sample[key]) for key in names}
+    zeros = {key: torch.zeros_like(sample[key]) for key in names if len(weighted) < len(nodes)}
     per_node = [weighted.get(node.name, zeros) for node in nodes]
     grads = torch.autograd.grad(
         [exchange.outputs[key] for key in names],
@@ -106,7 +106,8 @@ def _backward(
         allow_unused=True,  # zeros of an input that these outputs do not depend on
         materialize_grads=True,
     )
-    return list(grads)
+    # The layout decides the last digits at the server.
+    return [grad.contiguous() if len(nodes) == 1 else grad for grad in grads]
 
 
 def _weighted(node: Node, exchange: Exchange, received: ReceivedTensors) -> Tensors:

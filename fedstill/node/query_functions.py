@@ -55,15 +55,17 @@ def run_function(
         make_view = partial(NodeView, group, setting, number, samples=samples)
         outputs: Mapping[str, Any] = map_nodes(run, make_view, len(group), copied)
         return outputs
+    is_single = len(group) == 1
     responses = [
         run(
-            NodeView(NodeGroup([node]), setting, number),
-            **{name: tensor[row] for name, tensor in copied.items()},
+            NodeView(group if is_single else NodeGroup([node]), setting, number),
+            # squeeze has a backward pass without a copy.
+            **{name: tensor.squeeze(0) if is_single else tensor[row] for name, tensor in copied.items()},
         )
         for row, node in enumerate(group.nodes)
     ]
-    names = {name for response in responses for name in response}
-    if any(len(response) < len(names) for response in responses):
+    if any(response.keys() != responses[0].keys() for response in responses):
+        names = {name for response in responses for name in response}
         expected = f"{sorted(names)} from each node"
         raise ArgumentError(f"response of query {query.name}", "different names", expected)
     return {name: _join_nodes(query, name, [each[name] for each in responses]) for name in responses[0]}

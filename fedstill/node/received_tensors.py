@@ -18,7 +18,8 @@ from fedstill.protocol.wire_format import SCALE, Tensors, bytes_by_kind, decompr
 class ReceivedTensors:
     """Tensors of one message, and what follows from them alone.
 
-    Properties are computed at the first use. The handlers of nodes in one process share the object.
+    Properties are computed at the first use. The handlers of nodes in one process share the object, and with
+    it the reasons of rules that depend on the message, the policy and the form of a node's data alone.
 
     Args:
         query: name of the query.
@@ -33,6 +34,7 @@ class ReceivedTensors:
         self.query, self.sent, self.sends = query, sent, sends
         self._json_values = json_values
         self._form_faults: dict[tuple[Any, ...], str | None] = {}
+        self.refusals: dict[tuple[Any, ...], str | None] = {}
 
     @classmethod
     def of_query(cls, query: Query, sent: Tensors) -> ReceivedTensors:

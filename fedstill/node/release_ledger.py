@@ -23,8 +23,9 @@ a charge of its own. Private training that gave another result than before is an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fedstill.core.errors import NodeFault, QueryMismatch
@@ -155,7 +156,7 @@ class ReleaseLedger:
         known = self.audit.totals.sibling_content_hashes(self._release_keys(release))
         if received.content_hash not in known:
             cost = None if self.budgets is None else self._expected_cost(self.budgets, release, sent)
-            spending = self.audit.spending(self.payer, self.run)
+            spending = partial(self.audit.spending, self.payer, self.run)
             require(self.node, query.name, CHARGE_RULES, self._charge_facts(release, spending, cost))
         return release
 
@@ -169,14 +170,14 @@ class ReleaseLedger:
             NodeFault: a later query may have trained the networks half-way.
         """
         self.require_complete_training("gradient")
-        received = replace(
-            response.received,
-            content_hash=content_hash,
-            history_hash=response.received.history_after(response.received.history_hash),
-            received_bytes=byte_counts,
-        )
+        answered = response.received
         if not response.is_released:
-            raise QueryMismatch(self.node, response.query.name, received.number)
+            raise QueryMismatch(self.node, response.query.name, answered.number)
+        history_hash = answered.history_after(answered.history_hash)
+        hashes = answered.pretraining_hash, answered.training_hash
+        received = ReceivedQuery(
+            answered.number, answered.query, content_hash, history_hash, byte_counts, *hashes
+        )
         return Release(response.query, GRADIENT, received, TRAINED)
 
     def charge_training(self, release: Release, sent: Tensors) -> None:
@@ -309,7 +310,7 @@ class ReleaseLedger:
             up=byte_counts,
             mechanism="none" if budgets is None else budgets.mechanism.name,
             rule=rule,
-            cost=cost_to_dict(cost or PrivacyCost()),
+            cost=cost_to_dict(cost) if cost else {},
             no_guarantee=int(cost is None),
             unit=budgets.mechanism.unit if budgets is not None and cost else "",
             queries=query_count,
@@ -317,7 +318,7 @@ class ReleaseLedger:
         )
         byte_count = sum(byte_counts.values())
 
-        def check(spending: Spending) -> None:
+        def check(spending: Callable[[], Spending]) -> None:
             facts = self._charge_facts(release, spending, max_cost, query_count, byte_count, is_changed)
             require(self.node, received.query, CHARGE_RULES, facts)
 
@@ -359,7 +360,7 @@ class ReleaseLedger:
     # --- entries ------------------------------------------------------------------------------------------
 
     def _charge_facts(
-        self, release: Release, spending: Spending, cost: PrivacyCost | None, *counts: Any
+        self, release: Release, spending: Callable[[], Spending], cost: PrivacyCost | None, *counts: Any
     ) -> ChargeFacts:
         query = release.received.query
         responses = self.audit.totals.response_counts[self.run, self.node, query]
@@ -408,7 +409,7 @@ class ReleaseLedger:
     def _charge_before_use(self, budgets: RunBudgets, entry: Entry, query: str) -> None:
         cost = None if entry.no_guarantee else cost_from_dict(entry.cost)
         self.audit.charge(
-            entry, lambda spending: refuse(self.node, query, budgets.budget_fault(spending, cost))
+            entry, lambda spending: refuse(self.node, query, budgets.budget_fault(spending(), cost))
         )
 
     def _attempt_entry(self, budgets: RunBudgets, release: Release, sent: Tensors) -> Entry:

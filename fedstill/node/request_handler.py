@@ -15,7 +15,7 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.errors import QueryMismatch
 from fedstill.node import input_gradients
-from fedstill.node.admission import SIMULATION_RULES, TensorFacts, json_size, refuse, require
+from fedstill.node.admission import SIMULATION_RULES, TensorFacts, first_reason, json_size, refuse
 from fedstill.node.architectures import stacking_key
 from fedstill.node.audit_entries import ReceivedQuery
 from fedstill.node.captured_functions import CapturedFunctions
@@ -265,9 +265,11 @@ def release_gradients(handlers: Sequence[RequestHandler], number: int) -> dict[s
 def _require_declared_forms(node: Node, query: Query, received: ReceivedTensors) -> None:
     """Refuse too many rows, tensors of other forms than their payload kinds', and invalid JSON values."""
     refuse(node.name, query.name, json_size(node.gate.policy, query, received.decompressed))
-    inputs = node.data.inputs
-    facts = TensorFacts(node.gate.policy, received, 0, node.gate.output_shape, inputs.shape[1:], inputs.dtype)
-    require(node.name, query.name, SIMULATION_RULES, facts)
+    inputs, gate = node.data.inputs, node.gate
+    facts = gate.policy, received, 0, gate.output_shape, inputs.shape[1:], inputs.dtype
+    if (key := (id(gate.policy), *facts[3:])) not in received.refusals:
+        received.refusals[key] = first_reason(SIMULATION_RULES, TensorFacts(*facts))
+    refuse(node.name, query.name, received.refusals[key])
     if query.details.json_values:
         received.decode()  # DataError
 
@@ -279,10 +281,5 @@ def _make_received_query(node: Node, query: Query, number: int, received: Receiv
         node.history_hash = node.pretraining_hash  # all responses depend on this
     history_hash = "" if query.details.constant else node.history_hash
     return ReceivedQuery(
-        number,
-        query.name,
-        received.content_hash,
-        history_hash,
-        received.byte_counts,
-        node.pretraining_hash,
+        number, query.name, received.content_hash, history_hash, received.byte_counts, node.pretraining_hash
     )

@@ -126,7 +126,9 @@ class NodeCall:
         """Return the node's part of ``run``, a function of the tensors of all nodes ``(G, ...)``."""
         if self.index is None:
             outputs = run(*(tensor.unsqueeze(0) for tensor in tensors))
-            return tuple(output[0] for output in outputs) if isinstance(outputs, tuple) else outputs[0]
+            if isinstance(outputs, tuple):
+                return tuple(output.squeeze(0) for output in outputs)
+            return outputs.squeeze(0)
         return _OnGroup.apply(lambda _, *values: run(*values), self.index, *tensors)  # type: ignore[no-untyped-call]
 
     def act_on_group(self, act: Callable[..., object], *tensors: torch.Tensor) -> None:
@@ -196,7 +198,7 @@ def map_nodes(
     """
     count = min((len(tensor) for tensor in tensors.values()), default=count)
     if count == 1:
-        result = function(make_view(count=1), **{name: tensor[0] for name, tensor in tensors.items()})
+        result = function(make_view(count=1), **{name: tensor.squeeze(0) for name, tensor in tensors.items()})
         if isinstance(result, Mapping):
             return {name: value.unsqueeze(0) for name, value in result.items()}
         return result.unsqueeze(0)

@@ -62,7 +62,7 @@ class StackedModules:
         timing.check_limits()
         base = self.modules[0].get_submodule(submodule) if submodule else self.modules[0]
         if len(x) == 1:  # stacked kernels are slower for one module
-            output: torch.Tensor = base(x[0])
+            output: torch.Tensor = base(x.squeeze(0))
             return output.float().unsqueeze(0)
         count, prefix = len(x), f"{submodule}." if submodule else ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -44,13 +45,14 @@ def keyed_digest(secret: int, content: str) -> str:
 
 def _encode(words: list[str], tensors: Mapping[str, torch.Tensor]) -> Iterator[Any]:
     """Yield words and tensors as bytes with their lengths, so that no two inputs give the same bytes."""
-    yield _length_prefixed(words)
+    yield _length_prefixed(*words)
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
-        yield _length_prefixed([name, str(tensor.dtype), *tensor.shape])
+        yield _length_prefixed(name, str(tensor.dtype), *tensor.shape)
         yield tensor.view(-1).view(torch.uint8).numpy().data
 
 
-def _length_prefixed(words: list[Any]) -> bytes:
+@lru_cache(maxsize=64)
+def _length_prefixed(*words: str | int) -> bytes:
     text = json.dumps(words).encode()
     return len(text).to_bytes(8, "little") + text

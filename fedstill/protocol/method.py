@@ -300,6 +300,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedprox": "fedstill.methods.fedprox:FedProx",
         "fedavgm": "fedstill.methods.fedavgm:FedAvgM",
         "feddf": "fedstill.methods.feddf:FedDF",
+        "fedftg": "fedstill.methods.fedftg:FedFTG",
         "fedmd": "fedstill.methods.fedmd:FedMD",
         "fedgen": "fedstill.methods.fedgen:FedGEN",
         "fedper": "fedstill.methods.fedper:FedPer",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from fedstill.protocol.payload_kinds import (
     payload_kind,
 )
 from fedstill.protocol.secure_aggregation import WEIGHT_SUFFIX, SumWeighting
-from fedstill.protocol.wire_format import json_from_tensor
 
 NodeFunction = Callable[..., Mapping[str, Any]]
 Postprocess = Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
@@ -172,7 +172,7 @@ class Query:
             return "sums: local.optimizer is adam, expected sgd, whose steps are linear in gradients"
         return None
 
-    @property
+    @cached_property
     def unstacked(self) -> frozenset[str]:
         """Parts of the response that are not stacked over nodes."""
         return frozenset((*self.details.ragged, *self.details.json_values)) & self.releases.keys()
@@ -188,19 +188,12 @@ class Query:
                 f"tensors of query {self.name}", sorted(tensors), f"exactly {sorted(self.sends)}"
             )
 
-    def decode_inputs(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Return the received tensors as the function's inputs, with JSON values decoded.
-
-        Raises:
-            DataError: an invalid JSON value.
-        """
-        return {
-            name: json_from_tensor(t) if name in self.details.json_values else t
-            for name, t in tensors.items()
-        }
-
     def released_kinds(self) -> Mapping[str, PayloadKind]:
         """Return the payload kind of every tensor that a node may release for this query."""
+        return self._released_kinds
+
+    @cached_property
+    def _released_kinds(self) -> Mapping[str, PayloadKind]:
         return {
             **self.releases,
             **{

@@ -88,6 +88,17 @@ def test_runs_attacks_on_parameters(fedavg: Path) -> None:
     assert load_file(str(fedavg / "leakage.safetensors"))["inversion.idlg"].shape == (2, 1, 8, 8)
 
 
+def test_attacks_student_on_features(tmp_path: Path) -> None:
+    features = {"backbone": "random-conv:4", "normalize": "public", "cache": str(tmp_path / "cache")}
+    changes = {"features": features, "nodes": {"models": ["mlp:8"]}, "student": {"model": "mlp:8"}}
+    public = {"name": "held-out", "share": 0.2}
+    folder = make_run(tmp_path / "run", {"name": "fedkd", "student": {"epochs": 2}}, **changes, public=public)
+    options = {"attacks": ["membership"], "membership": QUICK["membership"]}
+    leakage = run_attacks(folder, LeakageConfig.from_table(options))
+    assert leakage["audit"] is None  # the replay reached the student of the run
+    assert results_by_attack(leakage)["membership"]["targets"][0]["target"] == "student"
+
+
 def test_progress_without_terminal_is_one_line_per_attack(
     fedavg: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

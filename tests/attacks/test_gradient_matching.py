@@ -60,6 +60,7 @@ def count_recovered(
     return good, right
 
 
+@pytest.mark.slow
 @needs_fashion
 def test_recovers_image_from_full_gradient() -> None:
     assert count_recovered(STRONG, 0, 2) == (2, 2)  # 47 and 50 dB
@@ -77,7 +78,7 @@ def test_weakened_attack_misses_threshold(config: ImageSearchConfig, believed: f
     assert good == 0
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("attack", "count"), [(IDLG, 1), (IDLG, 2), (IDLG, 4), (IDLG, 8), (DLG, 1), (DLG, 2)]
 )

@@ -93,6 +93,7 @@ def test_one_run_lower_bound_stays_below_claim() -> None:
     assert 0 < finding.epsilon_lower_bound < finding.claimed_epsilon
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("many", [False, True])
 def test_one_run_linear_lower_bound_stays_below_claim(many: bool, precision: Precision) -> None:
@@ -211,7 +212,7 @@ def shared_records(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pate, "partition_records", all_of)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "broken", "runs"),
     [
@@ -290,7 +291,7 @@ def test_detects_broken_dp_training(
     assert is_detected(run_audit(attack, runs))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [noise_times(0.0), no_clip])
 def test_detects_broken_critic(broken: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)

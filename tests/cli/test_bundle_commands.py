@@ -218,6 +218,7 @@ def test_output_of_each_offline_step(here: Path, command: Main) -> None:
         assert "by phone" not in out
 
 
+@pytest.mark.slow
 def test_commands_of_the_docs_page_work(
     tmp_path: Path, command: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,7 +129,7 @@ def charged(path: Path) -> tuple[Simulation, dict[str, NodePlan], list[PlannedNo
     return experiment, plans, sites
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES)
 def test_audit_log_of_simulation_has_planned_events(tmp_path: Path, case: str) -> None:
     _, plans, _ = charged(write(tmp_path, CASES[case]))

@@ -99,6 +99,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
             yield prefix + key, text.lower() if isinstance(value, bool) else text
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(
     ("name", "scale"),
     [

@@ -121,10 +121,11 @@ def test_workers_that_never_start_are_given_up(tmp_path: Path, monkeypatch: pyte
     assert len(starts) == 2 + run_workers.MAX_FAILED_STARTS
 
 
+@pytest.mark.slow
 def test_worker_that_dies_loses_its_run_only(tmp_path: Path) -> None:
     """The run that was killed resumes to the result of an uninterrupted one."""
     changes = {**QUICK, "nodes.local.epochs": 30.0}
-    plan = plan_comparison(["standalone"], seeds=3, changes=changes)
+    plan = plan_comparison(["standalone"], seeds=2, changes=changes)
     folder = tmp_path / "out"
 
     def kill_first() -> None:

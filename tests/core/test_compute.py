@@ -197,6 +197,7 @@ def test_networks_with_overrunning_gradients_keep_channels_first(
     assert is_channels_last(Compute(EngineConfig(device="cpu")), network) is last
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_resnet_steps_are_equal_in_both_layouts(width: int) -> None:
     first, last = (build(f"resnet8:{width}", (1, 8, 8), 2, 0) for _ in range(2))

@@ -63,6 +63,7 @@ def test_figures_of_comparison_results_return_no_rows(tmp_path: Path, name: str,
     assert (tmp_path / "out" / picture).read_text().count("<path") > 10
 
 
+@pytest.mark.slow
 def test_curves_return_early_and_last_accuracy(tmp_path: Path) -> None:
     runs, rows = reproduced("fedmd_cg_fig3", tmp_path)
     values = {(row["method"], row["metric"]): row["value"] for row in rows}

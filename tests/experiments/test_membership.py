@@ -37,6 +37,7 @@ membership = { shadows = 4, responses = 0 }
 """
 
 
+@pytest.mark.slow
 def test_metrics_equal_those_of_replayed_runs(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(PLAN)
     plan, runs = read_comparison(tmp_path / "plan.toml"), tmp_path / "runs"

@@ -38,7 +38,7 @@ def test_every_preset_is_a_valid_run(name: str) -> None:
 COMPARISONS = [file for file in sorted(PRESETS.parent.glob("*.toml")) if is_file_listing_methods(str(file))]
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("file", COMPARISONS, ids=lambda file: file.stem)
 def test_every_comparison_is_valid_at_each_scale(tmp_path: Path, file: Path) -> None:
     """A copy in another folder gives the same comparison, like ``compare.toml`` in the folder of a run."""

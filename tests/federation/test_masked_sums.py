@@ -112,7 +112,7 @@ def weighted_sum(
     return total, weight
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     numbers=st.lists(NUMBERS, min_size=CLASSES * len(NAMES), max_size=CLASSES * len(NAMES)),
     sizes=st.lists(st.integers(1, 5000), min_size=CLASSES * len(NAMES), max_size=CLASSES * len(NAMES)),

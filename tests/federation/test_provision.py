@@ -620,6 +620,7 @@ def _init_once(folder: Path) -> None:
         owner_folder.init_folder(folder)
 
 
+@pytest.mark.slow
 def test_revoked_node_is_refused_and_readmitted(
     federation: Federation, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -706,6 +707,7 @@ def test_abort_of_dead_job_returns_false(says: str) -> None:
             admin.abort("7")
 
 
+@pytest.mark.slow
 def test_killed_node_disconnects_and_reconnects(federation: Federation) -> None:
     import psutil
 

@@ -95,7 +95,7 @@ PRIVATELY = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("method", "mechanism"), PRIVATELY)
 def test_remote_run_with_mechanism_equals_simulation(method: str, mechanism: str, tmp_path: Path) -> None:
     privacy = {"mechanism": mechanism, **NOISE[mechanism]}
@@ -642,7 +642,7 @@ def test_absent_seconds_are_not_link_costs(queried: tuple[str, ...]) -> None:
 # --- real nodes, one of them faulty ----------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["fediod", "fedmd", "fedavg", "fedmd-cg", "fens"])
 def test_methods_continue_without_late_node(method: str, tmp_path: Path) -> None:
     """It was unreachable when nodes released their data sizes, and returns later."""
@@ -893,6 +893,7 @@ BENT: list[tuple[str, str, Callable[[torch.Tensor], torch.Tensor]]] = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("method", "part", "how"), BENT)
 def test_detects_poisoned_responses(
     method: str, part: str, how: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path

@@ -97,6 +97,7 @@ def test_float32_methods_ignore_bfloat16(
     assert [build_simulation(config)[0].compute.precision, live.compute.precision, *computed] == [taken] * 3
 
 
+@pytest.mark.slow
 def test_remote_nodes_use_equal_perceptual_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is named relative to the run's folder, not a node's."""
     save_file(vgg_weights(VGG16), tmp_path / "vgg.safetensors")

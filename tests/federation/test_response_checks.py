@@ -14,6 +14,7 @@ from fedstill.core.errors import NodeFault
 from fedstill.federation.response_checks import (
     find_faults,
     invalid_dtype_fault,
+    l2_norms,
     mismatched_gradient_faults,
     non_finite_faults,
     oversized_gradient_faults,
@@ -44,13 +45,15 @@ def test_finds_non_finite_tensors(wrong: float, name: str) -> None:
     bad[name].view(-1)[0] = wrong
     numbers = bad[name].numel()
     result = {"b": f"{name} hold NaN or infinity (1 of {numbers} numbers)"}
+    both = {"a": sound(0), "b": bad}
     assert faults_of(a=sound(0), b=bad, c=sound(2)) == result
-    assert non_finite_faults({"a": sound(0), "b": bad}) == result
+    assert non_finite_faults(both, l2_norms(both)) == result
     assert faults_of(b=bad) == result  # also without other nodes to compare with
 
 
 def test_large_finite_numbers_are_valid() -> None:
-    assert non_finite_faults({"a": {"logits": torch.tensor([1e30, -3e38])}}) == {}
+    large = {"a": {"logits": torch.tensor([1e30, -3e38])}}
+    assert non_finite_faults(large, l2_norms(large)) == {}
 
 
 @pytest.mark.parametrize(
@@ -170,23 +173,31 @@ def gradients(*sizes: float) -> dict[str, dict[str, torch.Tensor]]:
     return {name: {"d/dx": torch.full((2, 3), float(size))} for name, size in zip("abc", sizes, strict=False)}
 
 
+def oversized(
+    tensors: dict[str, dict[str, torch.Tensor]],
+    output_gradients: dict[str, dict[str, torch.Tensor]],
+    outlier: float,
+) -> dict[str, str]:
+    return oversized_gradient_faults(tensors, output_gradients, l2_norms(tensors), outlier, "ask")
+
+
 def test_finds_oversized_gradients_only() -> None:
     output_gradients = {name: {"logits": torch.ones(2, 2)} for name in "abc"}
     # The limit is 100 x 100 times the others' median, which is 1.5.
-    assert list(oversized_gradient_faults(gradients(1, 2, 16e3), output_gradients, 100.0, "ask")) == ["c"]
-    assert oversized_gradient_faults(gradients(1, 2, 14e3), output_gradients, 100.0, "ask") == {}
-    assert oversized_gradient_faults(gradients(1, 1e-9, 2), output_gradients, 100.0, "ask") == {}
-    assert oversized_gradient_faults(gradients(0, 0, 2), output_gradients, 100.0, "ask") == {}
-    assert oversized_gradient_faults(gradients(1, 2, 1e30), output_gradients, float("inf"), "ask") == {}
+    assert list(oversized(gradients(1, 2, 16e3), output_gradients, 100.0)) == ["c"]
+    assert oversized(gradients(1, 2, 14e3), output_gradients, 100.0) == {}
+    assert oversized(gradients(1, 1e-9, 2), output_gradients, 100.0) == {}
+    assert oversized(gradients(0, 0, 2), output_gradients, 100.0) == {}
+    assert oversized(gradients(1, 2, 1e30), output_gradients, float("inf")) == {}
     # A node with larger output gradients may return larger gradients.
     output_gradients["c"] = {"logits": torch.full((2, 2), 1e5)}
-    assert oversized_gradient_faults(gradients(1, 2, 16e3), output_gradients, 100.0, "ask") == {}
+    assert oversized(gradients(1, 2, 16e3), output_gradients, 100.0) == {}
     # A node without output gradients may return as much as the others, but not more.
     output_gradients["c"] = {"logits": torch.zeros(2, 2)}
-    assert oversized_gradient_faults(gradients(1, 2, 3), output_gradients, 100.0, "ask") == {}
-    assert list(oversized_gradient_faults(gradients(1, 2, 1e30), output_gradients, 100.0, "ask")) == ["c"]
+    assert oversized(gradients(1, 2, 3), output_gradients, 100.0) == {}
+    assert list(oversized(gradients(1, 2, 1e30), output_gradients, 100.0)) == ["c"]
     with pytest.raises(NodeFault, match="gradients of b") as caught:
-        oversized_gradient_faults(gradients(1, 1e30), output_gradients, 100.0, "ask")
+        oversized(gradients(1, 1e30), output_gradients, 100.0)
     assert caught.value.node == "a, b"
 
 

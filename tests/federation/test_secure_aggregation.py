@@ -89,6 +89,7 @@ def masked_releases(host: NodeService) -> MaskedReleases:
     return host.session.releases
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["fedavg", "fedkd", "fediod"])
 def test_masks_change_no_bit_and_hide_responses(method: str, tmp_path: Path) -> None:
     config = summed(method)

@@ -163,7 +163,7 @@ def test_instance_metrics_use_whole_pictures(tmp_path: Path) -> None:
     assert set(metrics["sites"]["global_model"]) == {"east", "west"}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("task", "method"), CASES)
 def test_stacked_equals_one_by_one(task: str, method: str, tmp_path: Path) -> None:
     stacked, alone = (here(tiny(task, method, tmp_path, engine))[0] for engine in ("stacked", "one-by-one"))

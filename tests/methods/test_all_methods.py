@@ -165,13 +165,14 @@ def one_thread() -> Iterator[None]:
 # --- equal metrics ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(22)
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_passes_the_checks_for_custom_methods(name: str, options: dict[str, Any]) -> None:
     """Check declared times and rows, equal runs with one seed, stacked nodes, resumed runs, hidden labels."""
     fedstill.check_method(config_of(name, **options), partial(setting, name, options))
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_parallel_nodes_give_the_metrics_of_sequential_nodes(name: str) -> None:
     """Bit-identical, with equal traffic and audit log. Use of the global RNG would raise an error."""
@@ -185,7 +186,7 @@ def test_parallel_nodes_give_the_metrics_of_sequential_nodes(name: str) -> None:
     assert experiment.audit.traffic_totals() == alone.experiment.audit.traffic_totals()
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_another_seed_gives_other_weights(name: str, options: dict[str, Any]) -> None:
     """Equal seeds give equal runs: see ``test_resumed_run_reaches_equal_metrics``."""
@@ -254,7 +255,7 @@ def stopped(moments: Moments, after: int, one: Setting, out: Path) -> None:
     moments.stop()
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_resumed_run_reaches_equal_metrics(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -431,6 +432,7 @@ def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:
     return caught.value
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_outputs_only_gate_refuses_other_kinds_before_training(name: str, options: dict[str, Any]) -> None:
     leaves = plain(name, options).experiment.side.released_kinds()
@@ -449,7 +451,7 @@ def test_outputs_only_gate_refuses_other_kinds_before_training(name: str, option
 # --- requirements of methods ------------------------------------------------------------------------
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
     name: str, options: dict[str, Any]
@@ -499,6 +501,7 @@ def test_rejects_missing_public_data_or_labels_if_needed(name: str, options: dic
         Simulation(unlabeled)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_rejects_unsplittable_network_if_models_must_be_split(name: str) -> None:
     class Whole(nn.Linear):
@@ -516,6 +519,7 @@ def test_rejects_unsplittable_network_if_models_must_be_split(name: str) -> None
         ran(one)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_with_a_single_node(name: str) -> None:
     one = setting(name, {})

@@ -460,6 +460,12 @@ def test_consistency_is_cross_entropy_of_local_heads_on_local_generators() -> No
     assert consistency == pytest.approx(expected, rel=1e-4)
 
 
+def test_labels_are_uniform_without_counts() -> None:
+    """Noise can turn all counts into 0."""
+    _, y = sample_noise_and_labels(Compute(), torch.zeros(2, CLASSES), 300, 4, SEED, "none")
+    assert y.bincount(minlength=CLASSES).min() > 70
+
+
 @pytest.mark.parametrize("shares", ["head", "model"])
 def test_fedgen_generator_loss_against_a_loop(shares: Any) -> None:
     nodes, config = nodes_of(), replace(GEN, shares=shares)

@@ -144,6 +144,7 @@ def test_noisy_sums_are_charged_as_one_event(tmp_path: Path, group_size: int, ev
     assert not torch.allclose(logits(simulation.student), logits(exact), atol=1e-2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("method", [FedCGS(clip=1.0), FedPFT(clip=1.0)])
 @pytest.mark.parametrize(("accountant", "group_size"), [("pld", 1), ("rdp", 3)])
 def test_epsilon_calibrates_noise_on_sums(

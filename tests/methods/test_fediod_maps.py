@@ -337,7 +337,7 @@ def test_label_shift_requires_classes() -> None:
 # --- engines, interrupted runs -------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "options",
     [

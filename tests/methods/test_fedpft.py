@@ -101,7 +101,7 @@ def test_node_fits_a_mixture_to_each_class() -> None:
 # --- runs ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("components", [1, 2])
 @pytest.mark.parametrize("covariance", COVARIANCES)
 def test_student_learns_from_as_many_samples_as_there_are_examples(

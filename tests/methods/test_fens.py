@@ -141,6 +141,7 @@ def test_aggregator_corrects_the_mean_of_skewed_nodes() -> None:
 # --- the student ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("aggregator", ["nn", "linear", "weights"])
 def test_loaded_student_reaches_the_metric_of_the_run(tmp_path: Path, aggregator: str) -> None:
     method = {"name": "fens", "rounds": 5, "aggregator": aggregator, "width": 2}
@@ -324,7 +325,7 @@ def test_node_trains_no_aggregator_before_the_models() -> None:
 # --- interrupted runs of deployed nodes -----------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("calls", [16, 22, 34])
 def test_restarted_nodes_resume_with_their_outputs(
     calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

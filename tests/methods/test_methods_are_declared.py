@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import fedstill
@@ -24,15 +25,19 @@ LISTS = ("__init__.py", "protocol/method.py", "protocol/needs.py", "api.py", "cl
 FIGURES = {"standalone", "centralized", "ensemble"}
 
 
+@cache
+def parsed(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def code(path: Path, names: bool) -> Iterator[tuple[int, str]]:
     """Yield the strings of a file's code, and optionally its names, with their lines; without docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     cited = {
         id(node.value)
-        for node in ast.walk(tree)
+        for node in parsed(path)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    for node in ast.walk(tree):
+    for node in parsed(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in cited:
             yield node.lineno, node.value
         elif names and isinstance(node, ast.Name):
@@ -41,7 +46,7 @@ def code(path: Path, names: bool) -> Iterator[tuple[int, str]]:
 
 def keys(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the strings that a file's code uses as keys, with their lines: ``a["x"]``, ``a.get("x")``."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in parsed(path):
         key: ast.expr | None = None
         if isinstance(node, ast.Subscript):
             key = node.slice

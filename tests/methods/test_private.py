@@ -51,7 +51,13 @@ ASKING = [
     )
     for mechanism in MECHANISMS
 ]
-CASES = [*ASKING, ("fedavg", {}, "dp-sgd"), ("dsfl", {}, "dp-sgd"), ("dsfl", {}, "noisy-outputs")]
+CASES = [
+    *ASKING,
+    ("fedavg", {}, "dp-sgd"),
+    ("fedftg", {}, "dp-sgd"),
+    ("dsfl", {}, "dp-sgd"),
+    ("dsfl", {}, "noisy-outputs"),
+]
 ONCE = [
     (method, mechanism)
     for method, options, mechanism in CASES
@@ -84,7 +90,7 @@ def schedule(experiment: Simulation, index: int) -> PrivacyCost | None:
 # --- privacy cost -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("method", "options", "mechanism"), CASES)
 def test_cost_of_run_equals_declared_cost(
     method: str, options: dict[str, Any], mechanism: str, tmp_path: Path
@@ -173,7 +179,7 @@ def test_run_spends_nearly_its_epsilon(method: str, mechanism: str) -> None:
 # --- engines, interrupted runs ------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("method", "mechanism"), ONCE)
 def test_engines_give_equal_metrics(method: str, mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise depends on rounding, in which engines differ; here its name is independent of it."""
@@ -195,7 +201,7 @@ class Stopped(Exception):
     """Raised to stop a run."""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "mechanism"), [("fediod", "dp-sgd"), ("fediod", "pate"), ("fedavg", "dp-sgd")]
 )

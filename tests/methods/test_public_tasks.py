@@ -119,7 +119,7 @@ METHODS = (
 )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("steady_adam")
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("method", METHODS, ids=method_name)
@@ -239,7 +239,7 @@ def test_centralized_may_train_on_public_data_too() -> None:
 # --- under a budget ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", TASKS)
 def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
     # With noise of scale 4, sampled again in each run, the count of a node with a dozen records could be 0.

@@ -120,6 +120,7 @@ def test_messages_give_the_same_student(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mechanism", ["noisy-outputs", "dp-sgd"])
 def test_noisy_statistics_are_charged_as_one_event_each(tmp_path: Path, mechanism: str) -> None:
     outputs = {"outputs": {"noise": 5.0, "bound": 1.0}} if mechanism == "noisy-outputs" else {}

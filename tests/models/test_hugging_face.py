@@ -16,14 +16,13 @@ from fedstill.models.model_config import CustomModel, ModelConfig
 from fedstill.tasks.classification import ClassificationConfig
 from tests.support.errors import raises_invalid
 
-transformers = pytest.importorskip("transformers")
-
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "##s"]
 LENGTH = 8
 
 
 def save_model(folder: Path, labels: int = 2, safe: bool = True) -> str:
     """Save a DistilBERT model with two thousand weights and its tokenizer."""
+    transformers = pytest.importorskip("transformers")
     config = transformers.DistilBertConfig(
         vocab_size=len(WORDS), dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_position_embeddings=LENGTH,
         num_labels=labels, pad_token_id=0,
@@ -49,6 +48,7 @@ IDS = torch.tensor([[2, 5, 7, 3, 0, 0, 0, 0], [2, 6, 7, 8, 3, 0, 0, 0]])
 def test_saved_model_has_outputs_of_the_library(tmp_path: Path) -> None:
     model = build(save_model(tmp_path)).eval()
     models.check_module(model, (LENGTH,), (2,), "model", "texts")
+    transformers = pytest.importorskip("transformers")
     theirs = transformers.DistilBertForSequenceClassification.from_pretrained(tmp_path).eval()
     expected = theirs(input_ids=IDS, attention_mask=(IDS != 0).long()).logits
     torch.testing.assert_close(model(IDS), expected)
@@ -71,6 +71,7 @@ def test_head_with_other_classes_is_replaced_by_seeded_head(tmp_path: Path) -> N
 
 
 def test_roberta_length_limit_excludes_unused_positions(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
     config = transformers.RobertaConfig(
         vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         max_position_embeddings=12, num_labels=2,
@@ -128,6 +129,7 @@ def test_swap_padding_is_its_own_inverse() -> None:
 def test_image_classifier_by_name_or_object_maps_its_labels(
     tmp_path: Path,
 ) -> None:
+    transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8,
         patch_size=4, num_channels=1, id2label={0: "ill", 1: "well"}, label2id={"ill": 0, "well": 1},

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_entry_holds_release_and_totals_add_up(path: Path) -> None:
 def test_equal_release_is_charged_once(other: dict[str, Any], path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         assert audit.charge(entry())
-        spendings: list[Spending] = []
+        spendings: list[Callable[[], Spending]] = []
         assert audit.charge(entry(rule="another", cost={"laplace(1.0)": 9}), spendings.append) == 1
         assert spendings == []  # the budget is not even checked
         assert sum(1 for _ in audit.entries()) == 1
@@ -125,7 +125,9 @@ def test_counts_responses_and_further_gradients_by_query() -> None:
 def test_several_charges_are_one_transaction(path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         seen: list[int] = []
-        charges = [Charge(entry(n), lambda spent: seen.append(spent.total_queries)) for n in (0, 1, 1, 2)]
+        charges = [
+            Charge(entry(n), lambda spending: seen.append(spending().total_queries)) for n in (0, 1, 1, 2)
+        ]
         statements: list[str] = []
         audit._database.connection.set_trace_callback(statements.append)
         assert audit.charge_all(charges) == [1, 2, 2, 3], "an equal entry is written once"
@@ -145,7 +147,7 @@ def test_several_charges_are_one_transaction(path: Path) -> None:
 
 @pytest.mark.parametrize("failing", ["check", "commit"])
 def test_no_charge_is_written_if_one_fails(path: Path, failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(spent: Spending) -> None:
+    def refuse(spending: Callable[[], Spending]) -> None:
         raise Refused("no more")
 
     with closing(AuditLog(path)) as audit:
@@ -173,7 +175,7 @@ def test_no_charge_is_written_if_one_fails(path: Path, failing: str, monkeypatch
 
 
 def test_refused_charge_is_not_written(path: Path) -> None:
-    def refuse(spent: Spending) -> None:
+    def refuse(spending: Callable[[], Spending]) -> None:
         raise Refused("no more")
 
     with closing(AuditLog(path)) as audit:
@@ -306,11 +308,11 @@ def test_charged_release_is_on_disk(path: Path) -> None:
 
 
 def test_killed_process_never_loses_charges(tmp_path: Path) -> None:
-    """A process that charges and releases is killed 80 times; each time another one continues."""
+    """A process that charges and releases is killed 30 times; each time another one continues."""
     path, released, chance = tmp_path / "audit.sqlite", tmp_path / "released", random.Random(5)
     released.touch()
     between = 0
-    for life in range(80):
+    for life in range(30):
         opened, signals = os.pipe()
         child = os.fork()
         if child == 0:  # forking is fast; no SQLite file is open in this process
@@ -334,8 +336,8 @@ def test_killed_process_never_loses_charges(tmp_path: Path) -> None:
         assert len(numbers) % 2 == 0  # of two charges in one transaction, both or none
         assert len(numbers) <= len(out) + 2  # at most one transaction without its reply
         between += len(numbers) - len(out)
-    assert len(out) > 40
-    assert between > 4  # some were killed after the charge and before the reply
+    assert len(out) > 15
+    assert between > 2  # some were killed after the charge and before the reply
 
 
 def _charge_until_killed(path: Path, released: Path, signals: int) -> None:
@@ -356,8 +358,8 @@ def _charge_until_killed(path: Path, released: Path, signals: int) -> None:
 def spend(path: Path, run: str, outputs: Path) -> None:
     """Spend 3 per release of a budget of 200; write the number of releases."""
 
-    def check(spent: Spending) -> None:
-        if spent.total_events.get("laplace(1.0)", 0) + 3 > 200:
+    def check(spending: Callable[[], Spending]) -> None:
+        if spending().total_events.get("laplace(1.0)", 0) + 3 > 200:
             raise OverflowError
 
     charged = 0

@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opacus import GradSampleModule
-from opacus.optimizers import DPOptimizer
 from scipy import stats
 from torch import nn
 
@@ -416,6 +414,9 @@ def test_different_sums_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def opacus_step(network: nn.Module, data: TensorData, noise: float, clip: float, batch: int) -> None:
+    from opacus import GradSampleModule  # a slow import
+    from opacus.optimizers import DPOptimizer
+
     module = GradSampleModule(network, loss_reduction="sum")
     optimizer = DPOptimizer(
         torch.optim.SGD(network.parameters(), 1.0),

@@ -103,6 +103,7 @@ def test_batch_loss_is_mean_of_example_losses(case: Case) -> None:
     torch.testing.assert_close(together[0], losses.mean(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.task} {case.model}")
 def test_private_training_is_reproducible(case: Case) -> None:
     def learned() -> torch.Tensor:

@@ -97,6 +97,7 @@ def test_channels_last_networks_take_equal_steps(name: str, stacked: bool) -> No
     same_state(modules, plain)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("before", [True, False], ids=["was stacked", "was alone"])
 @pytest.mark.parametrize("after", [True, False], ids=["continues stacked", "continues alone"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

@@ -418,6 +418,7 @@ FREE: dict[str, Any] = {"outputs": OutputsConfig(bound=2.0)}
 DELTA = 1e-5
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("most", [1.0, 8.0])
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])

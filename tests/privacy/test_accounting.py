@@ -308,6 +308,7 @@ def test_pure_events_are_bounded_by_randomized_response(each: float, times: int)
     assert compute_epsilon({Event("pure", 1 / each): times}, 0.0) == pytest.approx(times * each)
 
 
+@pytest.mark.slow
 def test_little_noise_keeps_grid_small() -> None:
     """A node can report any cost; the grid of this one once took 17 GB on the server."""
     cost = {Event("gaussian", 0.3, rate=1e-9): 1}

@@ -34,6 +34,8 @@ from tests.support.comparison_files import (
 )
 from tests.support.result_files import Page
 
+pytestmark = pytest.mark.all_widths
+
 CONFIG = LeakageConfig().to_table()
 LEAKS = LeakageConfig().comparison_columns
 AUC, TPR, ANSWERS, PSNR, COPYING, SHARES = LEAKS

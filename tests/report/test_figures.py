@@ -21,6 +21,8 @@ from fedstill.report.figures import Point
 from fedstill.report.statistics import Spread
 from tests.support.result_files import a_folder, a_result, a_result_in_rounds, measured
 
+pytestmark = pytest.mark.all_widths
+
 AUC = ComparisonColumn(name="auc", head="AUC", guess=50.0, axis="AUC of an attack")
 
 

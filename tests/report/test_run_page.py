@@ -37,6 +37,8 @@ from tests.support.result_files import (
     refuse_loading,
 )
 
+pytestmark = pytest.mark.all_widths
+
 
 def test_page_shows_metrics_and_context(tmp_path: Path, golden: Golden) -> None:
     page = page_of(tmp_path)

@@ -81,7 +81,7 @@ def test_nodes_and_student_start_from_the_pretrained_encoder(tmp_path: Path) -> 
         assert all(torch.equal(tensor, weights[name]) for name, tensor in state.items())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("option", ["student", "nodes.encoder", "nodes.perceptual"])
 def test_resumed_run_has_the_same_pretrained_weights(option: str, tmp_path: Path) -> None:
     config = config_of("fediod-maps", tmp_path, perceptual=TINY)
@@ -106,6 +106,7 @@ def test_resumed_run_has_the_same_pretrained_weights(option: str, tmp_path: Path
         build_simulation(config)[0]._prepare_nodes(state)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["fedavg", "fediod-maps"])
 def test_student_is_loaded_without_the_file_of_its_encoder(method: str, tmp_path: Path) -> None:
     config, out = config_of(method, tmp_path), tmp_path / "run"
@@ -134,6 +135,7 @@ def test_file_of_a_student_alone_imports_no_encoder(tmp_path: Path) -> None:
         fedstill.load(out / "student.safetensors")
 
 
+@pytest.mark.slow
 def test_student_is_exported_to_onnx(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     out = tmp_path / "run"

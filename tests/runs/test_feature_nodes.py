@@ -61,7 +61,7 @@ class CountedForwards:
         monkeypatch.setattr(Backbone, "forward", counted)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "features", "public"),
     [
@@ -134,6 +134,7 @@ def test_resumed_run_on_features_equals_simulation(tmp_path: Path, monkeypatch: 
 # --- which backbone a node loads ------------------------------------------------------------------------
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("features", "named"),
     [
@@ -305,6 +306,7 @@ def answered_files(config: RunSpec, folder: Path) -> tuple[Path, list[Path]]:
     return queries, responses
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("features", "public"),
     [

@@ -89,15 +89,15 @@ def test_result_has_all_metrics(finished: Path) -> None:
 
 
 def test_counts_bytes_of_tensors(finished: Path) -> None:
-    """5 nodes, 24 queries of 64 inputs of 1x8x8 float32, 10 classes, 2x2 patches."""
+    """5 nodes, 24 queries of 16 inputs of 1x8x8 float32, 10 classes, 2x2 patches."""
     by_kind = result_of(finished)["bytes"]["by_kind"]
     queries = 5 * 24
-    assert by_kind["inputs"] == {"up": 0, "down": queries * 64 * 64 * 4}
-    assert by_kind["logits"]["up"] == queries * 64 * 10 * 4
-    assert by_kind["critic"]["up"] == queries * 64 * 4 * 4
+    assert by_kind["inputs"] == {"up": 0, "down": queries * 16 * 64 * 4}
+    assert by_kind["logits"]["up"] == queries * 16 * 10 * 4
+    assert by_kind["critic"]["up"] == queries * 16 * 4 * 4
     assert by_kind["gradients"] == {
-        "up": queries * 64 * 64 * 4,
-        "down": queries * (64 * 10 + 64 * 4) * 4,
+        "up": queries * 16 * 64 * 4,
+        "down": queries * (16 * 10 + 16 * 4) * 4,
     }
     assert by_kind["label counts"]["up"] == 5 * (10 + 1) * 4  # for each class, and the total
 
@@ -129,13 +129,13 @@ def test_equal_config_reaches_equal_metrics(finished: Path, tmp_path: Path) -> N
 
 
 def test_killed_run_reaches_equal_metrics(tmp_path: Path) -> None:
-    options = [*SHORT, "--method.steps", "60"]
+    options = [*SHORT, "--method.steps", "30"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert fedstill_run("digits-fediod", *options, "--out", str(whole)) == 0
 
     moments = random.Random(0)
     words = ["digits-fediod", *options, "--out", str(broken)]
-    for line in sorted(moments.sample(range(60), 3)):
+    for line in sorted(moments.sample(range(30), 3)):
         process = _process(words, tmp_path)
         while _lines(broken / "metrics.jsonl") < line:
             assert process.runs, "the process ended before it was killed"

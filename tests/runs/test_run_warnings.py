@@ -113,7 +113,7 @@ def test_warnings_appear_in_result_terminal_and_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    words = ["--split.nodes", "1", "--split.name", "iid", "--method.student.lr", "0"]
+    words = ["--split.nodes", "1", "--split.name", "iid", "--method.student.lr", "0", "--method.steps", "2"]
     assert fedstill_run("digits-fediod", *SHORT, *words, "--out", str(out)) == 0
     notes = json.loads((out / "result.json").read_text())["notes"]
     result = [

@@ -35,7 +35,7 @@ def run(reviews: Path, out: Path, *words: str, method: str = "fedkd", model: str
     return small_run(out, *words, task="text", method=method, model=model, local=local, data=data)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "options"),
     [

@@ -185,7 +185,8 @@ def node_data(setting: Setting) -> list[TensorData]:
 
 
 SHORT = [
-    *("--nodes.local.epochs", "2", "--method.steps", "24", "--evaluation.every", "8"),
+    *("--nodes.local.epochs", "2", "--method.steps", "24", "--evaluation.every", "8", "--method.batch", "16"),
+    *("--data.train_limit", "300"),
     *("--nodes.models", "small-cnn:8", "--student.model", "small-cnn:8", "--engine.threads", "1"),
     *("--method.generator.width", "16", "--method.critic.width", "8", "--engine.batching", "one-by-one"),
 ]

@@ -1,0 +1,99 @@
+"""``fedstill reproduce suite-v1``: the benchmark suite, its parts and their leaderboards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstill.cli.arguments import Call
+from fedstill.cli.compare import changes_of, device_names, read_jobs
+from fedstill.cli.console import print_json
+from fedstill.cli.run import resumable
+
+if TYPE_CHECKING:
+    from fedstill.compare.comparison import Comparison
+    from fedstill.compare.suite import SuitePart, SuiteRow
+
+ROWS_FILE = "rows.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteCall:
+    """Arguments of ``fedstill reproduce suite-v1``; :func:`.reproduce` describes them."""
+
+    parts: Sequence[str]
+    methods: Sequence[str]
+    seeds: int | None
+    out: Path
+    only: Sequence[str]
+    jobs: str | None
+    devices: Sequence[str]
+    plan: bool
+    record: bool
+    recorded: bool
+    quiet: bool
+    as_json: bool
+
+
+def run_suite(arguments: SuiteCall, call: Call) -> None:
+    """Run parts of the suite, or print their plans or recorded leaderboards."""
+    from fedstill.compare.comparison import base_run
+    from fedstill.compare.suite import SUITE, find_parts, merge_rows, write_rows
+
+    for part in find_parts(arguments.parts):
+        if arguments.recorded:
+            _print_leaderboard(part, part.recorded_rows(), arguments.as_json)
+            continue
+        changes = changes_of(call.overrides, base_run([str(part.file)]), call, f"fedstill reproduce {SUITE}")
+        plan = part.comparison(arguments.methods, seeds=arguments.seeds, changes=changes)
+        if arguments.plan:
+            print(plan.to_toml(), end="")
+            continue
+        labels = "-".join(plan.methods) if arguments.methods else ""
+        folder = arguments.out / SUITE / "-".join(filter(None, (part.name, labels)))
+        rows = _run_part(part, plan, folder, arguments, call)
+        write_rows(folder / ROWS_FILE, rows)
+        recorded = part.recorded_rows()
+        if arguments.record:
+            write_rows(part.results_file, merge_rows(recorded, rows))
+        _print_leaderboard(part, merge_rows(recorded, rows), arguments.as_json)
+        if not arguments.as_json:
+            print(f"Rows: {folder / ROWS_FILE}")
+            print(f"Report: {folder / 'compare.html'}")
+
+
+def _run_part(
+    part: SuitePart, plan: Comparison, folder: Path, arguments: SuiteCall, call: Call
+) -> list[SuiteRow]:
+    from fedstill.compare import comparison_runner
+    from fedstill.report import write_report
+    from fedstill.report.comparison_page import write_comparison
+    from fedstill.report.suite_results import collect_rows
+
+    with resumable(folder, again=call.command):
+        comparison_runner.compare(
+            plan,
+            folder,
+            command=call.command,
+            report=write_report,
+            only=arguments.only,
+            jobs=read_jobs(arguments.jobs),
+            devices=device_names(arguments.devices),
+            quiet=arguments.quiet,
+            bars=not arguments.quiet,
+        )
+    write_comparison(folder, plan)
+    return collect_rows(part, plan, folder)
+
+
+def _print_leaderboard(part: SuitePart, rows: Sequence[SuiteRow], as_json: bool) -> None:
+    from fedstill.core.config_tables import to_table
+    from fedstill.report.suite_results import leaderboard, leaderboard_notes
+    from fedstill.report.tables import markdown
+
+    if as_json:
+        return print_json([to_table(row) for row in rows])
+    lines = [f"# {part.name}", "", *markdown(leaderboard(part, rows)), "", *leaderboard_notes(part, rows), ""]
+    return print("\n".join(lines))
