@@ -101,12 +101,10 @@ class FedSD2C(Method):
         return Needs(images=True, single_label=True, split_models=True)
 
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
-        parts = ("images", "outputs", "classes")
         yield Query(
             self.distil_core_set,
-            releases=dict.fromkeys(parts, DISTILLATES),
-            times=1,
-            depends_on_records=parts,
+            releases=dict.fromkeys(("images", "outputs", "classes"), DISTILLATES),
+            times=1,  # without depends_on_records: no mechanism protects images made from single records
             details=QueryDetails(constant=True),
         )
 
@@ -119,14 +117,16 @@ class FedSD2C(Method):
             images ``(C * ipc, ...)`` class by class, outputs ``(C * ipc, C)`` of the node's model for them,
             and classes ``(C,)``: 1 for those with distillates, else 0. Others have zeros.
         """
-        images, outputs, classes = node.separately(self.distil)
+        with node.setting.compute.in_float32():  # Adam would amplify the rounding of bfloat16
+            images, outputs, classes = node.separately(self.distil)
         return {"images": images, "outputs": outputs, "classes": classes}
 
     def distil(self, node: NodeView) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         model, x, y, C = node.network().eval(), node.data.inputs, node.data.targets, node.task.classes
+        compute = node.setting.compute.as_float32
         z = x.new_zeros(C, self.ipc, *x.shape[1:])
         present = [c for c in range(C) if (y == c).sum() > self.ipc]
-        cross_entropy = F.cross_entropy(predict(model, x, node.setting.compute), y, reduction="none")  # (N,)
+        cross_entropy = F.cross_entropy(predict(model, x, compute), y, reduction="none")  # (N,)
         for c in present:
             core, others = self.select(cross_entropy, y == c)
             perturbed = mix_amplitudes(x[core], x[others], self.lam)
@@ -134,9 +134,7 @@ class FedSD2C(Method):
         z = z.flatten(0, 1)  # (C * ipc, ...)
         is_present = torch.zeros(C, device=x.device)
         is_present[present] = 1
-        outputs = predict(model, z, node.setting.compute) * is_present.repeat_interleave(self.ipc).unsqueeze(
-            1
-        )
+        outputs = predict(model, z, compute) * is_present.repeat_interleave(self.ipc).unsqueeze(1)
         return z, outputs, is_present
 
     def select(

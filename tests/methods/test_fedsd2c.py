@@ -15,9 +15,12 @@ from fedstill.methods._public_data import StudentTraining
 from fedstill.methods.fedsd2c import FedSD2C, mix_amplitudes
 from fedstill.models.extractor_head import EXTRACTOR
 from fedstill.node.policy import PolicyConfig
+from fedstill.privacy.config import NoPrivacy
 from fedstill.protocol.local_config import LocalConfig
-from tests.support import small_world
+from fedstill.runs.simulation import Simulation
+from tests.support import digits_world, small_world
 from tests.support.errors import raises_invalid, raises_refused
+from tests.support.privacy import make_mechanism
 from tests.support.small_world import CLASSES, SHAPE, World, disagreeing, made, make_nodes
 
 CONFIG = FedSD2C(ipc=2, image_steps=3, tau=2.0, student=StudentTraining(epochs=2, batch=100))
@@ -85,6 +88,17 @@ def test_images_without_perturbation_and_steps_are_the_core_set() -> None:
     assert all(any(torch.allclose(image, x, atol=1e-5) for x in own) for image in images)
 
 
+def test_a_step_moves_pixels_by_the_learning_rate_within_bounds() -> None:
+    """Features are the pixels here, whose gradients have the sign of (mean z - mean x); Adam's first step is
+    the sign.
+    """
+    z = torch.tensor([[[[1.0, 2.0, 0.0]]], [[[3.0, 0.1, 0.0]]]])  # means 2, 1.05, 0
+    x = torch.tensor([[[[9.0, 0.0, 0.5]]], [[[5.0, 0.0, 0.5]]]])  # means 7, 0, 0.5
+    one_step = replace(CONFIG, image_steps=1, image_lr=0.25)
+    moved = one_step.optimize(nn.Flatten(), z, x, (torch.tensor(0.0), torch.tensor(3.0)))
+    torch.testing.assert_close(moved, torch.tensor([[[[1.25, 1.75, 0.25]]], [[[3.0, 0.0, 0.25]]]]))
+
+
 def test_steps_bring_the_mean_features_closer() -> None:
     h = disagreeing(made("small-cnn:2", 0, parted=True))
     x = data(1).inputs
@@ -117,6 +131,19 @@ def test_student_equals_plain_implementation() -> None:
 def test_outputs_only_policy_refuses_distillates() -> None:
     with raises_refused("outputs_only: distillates"):
         world(policy=PolicyConfig())
+
+
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
+def test_mechanisms_refuse_distillates(mechanism: str) -> None:
+    """They are made from records, so that neither noisy training nor noise on outputs protects them."""
+    private = make_mechanism(mechanism)
+    with raises_refused(f"privacy: mechanism {mechanism} cannot protect it", query="distil_core_set"):
+        Simulation(digits_world.setting("fedsd2c", {}, privacies=[private] * 3))
+
+
+def test_budget_refuses_distillates() -> None:
+    with raises_refused("privacy: a budget is set", query="distil_core_set"):
+        Simulation(digits_world.setting("fedsd2c", {}, privacies=[NoPrivacy(epsilon=1e6)] * 3))
 
 
 def test_run_without_any_distillates_is_refused() -> None:
