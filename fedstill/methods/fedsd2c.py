@@ -210,7 +210,8 @@ def mix_amplitudes(x: torch.Tensor, other: torch.Tensor, lam: float) -> torch.Te
     """
     of_x, of_other = torch.fft.fft2(x), torch.fft.fft2(other)
     amplitude = (1 - lam) * of_x.abs() + lam * of_other.abs()
-    return torch.fft.ifft2(torch.polar(amplitude, of_x.angle())).real
+    mixed: torch.Tensor = torch.fft.ifft2(torch.polar(amplitude, of_x.angle())).real
+    return mixed
 
 
 def pixel_range(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

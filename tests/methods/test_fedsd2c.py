@@ -44,7 +44,8 @@ def response(one: World) -> dict[str, torch.Tensor]:
 
 
 def features(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return model.get_submodule(EXTRACTOR).eval()(x)
+    h: torch.Tensor = model.get_submodule(EXTRACTOR).eval()(x)
+    return h
 
 
 def test_amplitudes_are_mixed_and_phases_kept() -> None:
