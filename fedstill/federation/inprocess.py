@@ -97,7 +97,7 @@ class InProcess(Federation):
     ) -> None:
         """Run handlers in parallel; handlers that train privately run alone, as their charges need an
         order."""
-        parallel, others = [], []
+        parallel, others = list[RequestHandler](), list[RequestHandler]()
         for handler in handlers:  # a single group uses all cores
             (others if handler.trains_privately or len(self._groups) == 1 else parallel).append(handler)
         if parallel:

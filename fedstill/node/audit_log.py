@@ -555,7 +555,7 @@ class EntryTotals:
 
     def unreported_training_charges(self, run: str, node: str) -> dict[str, int]:
         """Return charges for training that no reply has reported to a server yet."""
-        charges = self._unreported.get((run, node), {})
+        charges: Mapping[str, int] = self._unreported.get((run, node), {})
         return {name: min(count, MAX_COUNT) for name, count in charges.items() if count > 0}
 
     def run_totals(self) -> dict[tuple[str, str], Counter[str]]:
