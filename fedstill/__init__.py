@@ -76,6 +76,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.fedpft import FedPFT as FedPFT
     from fedstill.methods.fedproto import FedProto as FedProto
     from fedstill.methods.fedprox import FedProx as FedProx
+    from fedstill.methods.fedsd2c import FedSD2C as FedSD2C
     from fedstill.methods.fedtgp import FedTGP as FedTGP
     from fedstill.methods.fedzge import FedZGE as FedZGE
     from fedstill.methods.fens import FENS as FENS
@@ -153,6 +154,7 @@ _PUBLIC_NAMES = {
     "methods.fedproto": "FedProto",
     "methods.fedpft": "FedPFT",
     "methods.fedprox": "FedProx",
+    "methods.fedsd2c": "FedSD2C",
     "methods.fedtgp": "FedTGP",
     "methods.fedzge": "FedZGE",
     "methods.fens": "FENS",

@@ -319,6 +319,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedtgp": "fedstill.methods.fedtgp:FedTGP",
         "fedcgs": "fedstill.methods.fedcgs:FedCGS",
         "fedpft": "fedstill.methods.fedpft:FedPFT",
+        "fedsd2c": "fedstill.methods.fedsd2c:FedSD2C",
         "fens": "fedstill.methods.fens:FENS",
         "column-sums": "fedstill.methods.column_sums:ColumnSums",
     },

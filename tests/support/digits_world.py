@@ -36,6 +36,8 @@ TINY: dict[str, Any] = {
     "target_examples": 12,
     "dream_steps": 2,
     "class_steps": 2,
+    "ipc": 1,
+    "image_steps": 2,
     "features": 8,
     "server_epochs": 2,
     "server_batch": 16,
