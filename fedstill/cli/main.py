@@ -44,7 +44,10 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "attack:attack",
             "Attack a finished run with what left its nodes: membership inference, inversion and more.",
         ),
-        "reproduce": ("reproduce:reproduce", "List the papers' tables and figures, or rerun one of them or the benchmark suite."),
+        "reproduce": (
+            "reproduce:reproduce",
+            "List the papers' tables and figures, or rerun one of them or the benchmark suite.",
+        ),
     },
     "students": {
         "predict": ("student:predict", "Write the student's predictions for new data as a CSV file."),
