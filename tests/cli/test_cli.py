@@ -227,7 +227,7 @@ def test_list_of_tasks_fits_80_columns_and_breaks_no_word(
     monkeypatch.setenv("COLUMNS", "80")
     out = command("list", "tasks")[1]
     assert max(map(len, out.splitlines())) <= 80
-    assert {*TASKS, *METHODS} <= set(re.findall(r"[a-z-]+", out))
+    assert {*TASKS, *METHODS} <= set(re.findall(r"[a-z0-9-]+", out))
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line}
     assert lines["fedavg"] == "all"
     assert lines["fedmd-cg"] == "classification, text, tabular"
