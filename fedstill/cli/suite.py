@@ -11,6 +11,7 @@ from fedstill.cli.arguments import Call
 from fedstill.cli.compare import changes_of, device_names, read_jobs
 from fedstill.cli.console import print_json
 from fedstill.cli.run import resumable
+from fedstill.core.errors import ArgumentError
 
 if TYPE_CHECKING:
     from fedstill.compare.comparison import Comparison
@@ -40,13 +41,15 @@ class SuiteCall:
 def run_suite(arguments: SuiteCall, call: Call) -> None:
     """Run parts of the suite, or print their plans or recorded leaderboards."""
     from fedstill.compare.comparison import base_run
-    from fedstill.compare.suite import SUITE, find_parts, merge_rows, write_rows
+    from fedstill.compare.suite import SUITE, changes_measurement, find_parts, merge_rows, write_rows
 
     for part in find_parts(arguments.parts):
         if arguments.recorded:
             _print_leaderboard(part, part.recorded_rows(), arguments.as_json)
             continue
         changes = changes_of(call.overrides, base_run([str(part.file)]), call, f"fedstill reproduce {SUITE}")
+        if arguments.record and (changed := [name for name in changes if changes_measurement(name)]):
+            raise ArgumentError("--record", f"with --{changed[0]}", "the part's own options")
         plan = part.comparison(arguments.methods, seeds=arguments.seeds, changes=changes)
         if arguments.plan:
             print(plan.to_toml(), end="")

@@ -22,7 +22,7 @@ from annotated_types import Gt
 from fedstill.compare.comparison import Comparison, methods_by_label, read_comparison
 from fedstill.compare.reproduction import NonEmptyText, experiments_folder
 from fedstill.core.config_tables import Table, flatten, read_table, read_text, read_toml
-from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
+from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName, by_caller
 from fedstill.core.hashing import fingerprint
 from fedstill.core.options import CheckedOptions, field_docs
 from fedstill.core.run_writer import write_text
@@ -154,18 +154,21 @@ class SuitePart:
             changes: run options that change the base, by dotted name.
 
         Raises:
+            ArgumentError: a method whose label the part has already.
             FedstillError: an unknown method, or options that do not describe a run.
         """
         plan = read_comparison(self.file, seeds=seeds, changes=changes)
         if not methods:
             return plan
+        others = methods_by_label(methods, {})
+        if known := [label for label in others if label in plan.methods]:
+            name = by_caller("--method", "methods", "methods")
+            raise ArgumentError(name, known[0], f"a method that part {self.name} does not have")
         settings: dict[str, Table] = {
             name: {key: value for key, value in table.items() if key != "options"}
             for name, table in plan.settings.items()
         }
-        return dataclasses.replace(
-            plan, methods=methods_by_label(methods, {}), settings=settings, runs={}, forms={}
-        )
+        return dataclasses.replace(plan, methods=others, settings=settings, runs={}, forms={})
 
     def recorded_rows(self) -> list[SuiteRow]:
         """Return the recorded rows; none if nothing is recorded."""
@@ -215,11 +218,7 @@ def config_fingerprint(spec: RunSpec) -> str:
     >>> one == same, one == shorter
     (True, False)
     """
-    options = {
-        name: value
-        for name, value in flatten(to_dict(spec)).items()
-        if name not in UNHASHED and name.partition(".")[0] not in UNHASHED_TABLES
-    }
+    options = {name: value for name, value in flatten(to_dict(spec)).items() if changes_measurement(name)}
     return fingerprint(json.dumps(options, sort_keys=True, default=str).encode()).replace(" ", "")
 
 
@@ -247,6 +246,15 @@ def write_rows(file: Path, rows: Sequence[SuiteRow]) -> None:
     lines = [json.dumps(table, ensure_ascii=False) for table in tables]
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, "".join(f"{line}\n" for line in lines))
+
+
+def changes_measurement(option: str) -> bool:
+    """Return whether a run option changes what a run measures.
+
+    >>> [changes_measurement(name) for name in ("split.alpha", "data.root", "engine.threads")]
+    [True, False, False]
+    """
+    return option not in UNHASHED and option.partition(".")[0] not in UNHASHED_TABLES
 
 
 def merge_rows(old: Sequence[SuiteRow], new: Sequence[SuiteRow]) -> list[SuiteRow]:

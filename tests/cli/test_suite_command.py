@@ -88,6 +88,8 @@ def test_custom_method_gets_rows_among_recorded_ones(
         (("--part", "smal"), "unknown part 'smal': did you mean 'small'?"),
         (("--scale", "paper"), "invalid --scale = 'paper'"),
         (("--method", "nothing"), "unknown method or preset 'nothing'"),
+        (("--method", "fedavg"), "invalid --method = 'fedavg'"),
+        (("--record", "--split.nodes", "3"), "invalid --record = 'with --split.nodes'"),
     ],
 )
 def test_bad_arguments_are_one_line(
