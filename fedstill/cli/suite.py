@@ -40,31 +40,43 @@ class SuiteCall:
 
 def run_suite(arguments: SuiteCall, call: Call) -> None:
     """Run parts of the suite, or print their plans or recorded leaderboards."""
-    from fedstill.compare.comparison import base_run
+    from fedstill.compare.comparison import base_run, slug
     from fedstill.compare.suite import SUITE, changes_measurement, find_parts, merge_rows, write_rows
+    from fedstill.core.config_tables import to_table
 
-    for part in find_parts(arguments.parts):
+    parts = find_parts(arguments.parts)
+    shown: list[tuple[SuitePart, list[SuiteRow]]] = []
+    if arguments.plan and len(parts) > 1:
+        raise ArgumentError("--plan", "without --part", "one part (--part)")
+    for part in parts:
         if arguments.recorded:
-            _print_leaderboard(part, part.recorded_rows(), arguments.as_json)
+            shown.append((part, part.recorded_rows()))
             continue
         changes = changes_of(call.overrides, base_run([str(part.file)]), call, f"fedstill reproduce {SUITE}")
-        if arguments.record and (changed := [name for name in changes if changes_measurement(name)]):
-            raise ArgumentError("--record", f"with --{changed[0]}", "the part's own options")
+        changed = {name: str(value) for name, value in changes.items() if changes_measurement(name)}
+        if arguments.record and changed:
+            raise ArgumentError("--record", f"with --{next(iter(changed))}", "the part's own options")
         plan = part.comparison(arguments.methods, seeds=arguments.seeds, changes=changes)
         if arguments.plan:
-            print(plan.to_toml(), end="")
-            continue
-        labels = "-".join(plan.methods) if arguments.methods else ""
-        folder = arguments.out / SUITE / "-".join(filter(None, (part.name, labels)))
+            return print(plan.to_toml(), end="")
+        labels = plan.methods if arguments.methods else ()
+        options = [f"{name}-{value}" for name, value in sorted(changed.items())]
+        folder = arguments.out / SUITE / slug("-".join([part.name, *labels, *options]))
         rows = _run_part(part, plan, folder, arguments, call)
         write_rows(folder / ROWS_FILE, rows)
         recorded = part.recorded_rows()
         if arguments.record:
             write_rows(part.results_file, merge_rows(recorded, rows))
-        _print_leaderboard(part, merge_rows(recorded, rows), arguments.as_json)
+        # Other options give other conditions than those of the recorded rows.
+        shown.append((part, rows if changed else merge_rows(recorded, rows)))
         if not arguments.as_json:
             print(f"Rows: {folder / ROWS_FILE}")
-            print(f"Report: {folder / 'compare.html'}")
+            print(f"Report: {folder / 'compare.html'}\n")
+    if arguments.as_json:
+        return print_json([to_table(row) for _, rows in shown for row in rows])
+    for part, rows in shown:
+        _print_leaderboard(part, rows)
+    return None
 
 
 def _run_part(
@@ -91,12 +103,9 @@ def _run_part(
     return collect_rows(part, plan, folder)
 
 
-def _print_leaderboard(part: SuitePart, rows: Sequence[SuiteRow], as_json: bool) -> None:
-    from fedstill.core.config_tables import to_table
+def _print_leaderboard(part: SuitePart, rows: Sequence[SuiteRow]) -> None:
     from fedstill.report.suite_results import leaderboard, leaderboard_notes
     from fedstill.report.tables import markdown
 
-    if as_json:
-        return print_json([to_table(row) for row in rows])
     lines = [f"# {part.name}", "", *markdown(leaderboard(part, rows)), "", *leaderboard_notes(part, rows), ""]
-    return print("\n".join(lines))
+    print("\n".join(lines))

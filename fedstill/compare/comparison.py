@@ -712,7 +712,7 @@ def _build_comparison(
         setting: _setting_changes(changes_of_setting, changed_tables, methods)
         if setting != ONLY_SETTING
         else {}
-        for setting, changes_of_setting in _parse_settings(table.get("settings")).items()
+        for setting, changes_of_setting in parse_settings(table.get("settings")).items()
     }
     runs = tables_at(table, "runs", methods)
     for location, part in (("base", table_at(table, "base")), *settings.items(), *runs.items()):
@@ -767,7 +767,13 @@ def _complete_base(base: Table, method: Table) -> Table:
     return complete
 
 
-def _parse_settings(value: object) -> dict[str, Table]:
+def parse_settings(value: object) -> dict[str, Table]:
+    """Return the settings of a comparison's file by name.
+
+    Raises:
+        ArgumentError: they are not a list of named tables.
+        UnknownName: a key is not one of a run.
+    """
     if value is None:
         return {ONLY_SETTING: {}}
     expected = "a list of tables with different names"
@@ -804,8 +810,8 @@ def _complete_leakage_options(table: Mapping[str, Any]) -> Table | None:
 def _parse_attacked_settings(table: Table, settings: Collection[str]) -> tuple[str, ...]:
     """Return the settings in a comparison's table ``leakage``."""
     names = table_at(table, "leakage").get("settings", [])
-    if not isinstance(names, list):
-        raise ArgumentError("leakage.settings", names, "a list of settings")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ArgumentError("leakage.settings", names, "a list of names of settings")
     for name in names:
         if name not in settings:
             raise UnknownName("setting of leakage.settings", name, settings)

@@ -713,6 +713,8 @@ def _is_extended(old_plan: Comparison, comparison: Comparison, part: str) -> boo
         return None in (old_plan.leakage, comparison.leakage)
     if not isinstance(before, Mapping):
         return set(before) < set(now)
+    if part == "runs" and any(label in old_plan.methods for label in now.keys() - before.keys()):
+        return False  # other options of a method that may have run already
     return len(before) < len(now) and all(key in now and now[key] == before[key] for key in before)
 
 

@@ -19,7 +19,13 @@ from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hint
 
 from annotated_types import Gt
 
-from fedstill.compare.comparison import Comparison, methods_by_label, read_comparison
+from fedstill.compare.comparison import (
+    Comparison,
+    methods_by_label,
+    parse_settings,
+    read_comparison,
+    table_at,
+)
 from fedstill.compare.reproduction import NonEmptyText, experiments_folder
 from fedstill.core.config_tables import Table, flatten, read_table, read_text, read_toml
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName, by_caller
@@ -38,9 +44,12 @@ JSON_TYPES: Mapping[object, Mapping[str, Any]] = MappingProxyType(
         Mapping: {"type": "object", "additionalProperties": {"type": "number"}},
     }
 )
+CACHE_OPTIONS = ("features.cache", "features.cache_gib", "features.batch")
 # Options that do not change what a run measures, and those that a comparison sets for each run.
-UNHASHED = ("data.root", "data.download", "public.root", "seed", "name")
+UNHASHED = ("data.root", "data.download", "public.root", "seed", "name", *CACHE_OPTIONS)
 UNHASHED_TABLES = ("engine", "paper", "plugins", "track")
+HASHED_IN_ENGINE = ("engine.precision", "engine.startup_kit")
+FILES = ("features.backbone", "features.weights")  # hashed by name, as folders differ between machines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +89,8 @@ class SuiteRow(CheckedOptions):
     seed: int
     """Seed of split, weights and all random draws."""
     config: str
-    """Fingerprint of the complete configuration, without seed, locations of data, and engine."""
+    """Fingerprint of the complete configuration, without seed, locations, and most of the engine. Files count
+    by name, and the code of a custom method does not count."""
     fedstill: str = ""
     """Version of fedstill."""
     date: str = ""
@@ -96,7 +106,7 @@ class SuiteRow(CheckedOptions):
     teachers: float | None = None
     """Mean of the nodes' local models, on all test data."""
     ensemble: float | None = None
-    """Ensemble of the teachers: the upper bound of a student that only imitates it."""
+    """Ensemble of the teachers, as the method combines them."""
     worst_site: float | None = None
     """Lowest score over the sites of the test data."""
     bytes_up: float | None = None
@@ -187,8 +197,8 @@ def suite_parts(folder: Path | None = None) -> list[SuitePart]:
     parts = []
     for file in sorted((folder or experiments_folder() / "suite").glob("*.toml")):
         table = read_toml(file)
-        about = read_table(SuiteSettings, table.get("suite", {}), "suite.")
-        names = [setting.get("name") for setting in table.get("settings", [])]
+        about = read_table(SuiteSettings, table_at(table, "suite"), "suite.")
+        names = list(parse_settings(table.get("settings")))
         for key in ("main", "liar", "epsilon"):
             if (name := getattr(about, key)) and name not in names:
                 raise ArgumentError(f"suite.{key} of {file.name}", name, f"a setting: {', '.join(names)}")
@@ -218,7 +228,11 @@ def config_fingerprint(spec: RunSpec) -> str:
     >>> one == same, one == shorter
     (True, False)
     """
-    options = {name: value for name, value in flatten(to_dict(spec)).items() if changes_measurement(name)}
+    options = {
+        name: Path(str(value)).name if name in FILES else value
+        for name, value in flatten(to_dict(spec)).items()
+        if changes_measurement(name)
+    }
     return fingerprint(json.dumps(options, sort_keys=True, default=str).encode()).replace(" ", "")
 
 
@@ -254,18 +268,28 @@ def changes_measurement(option: str) -> bool:
     >>> [changes_measurement(name) for name in ("split.alpha", "data.root", "engine.threads")]
     [True, False, False]
     """
+    if option in HASHED_IN_ENGINE:
+        return True
     return option not in UNHASHED and option.partition(".")[0] not in UNHASHED_TABLES
 
 
 def merge_rows(old: Sequence[SuiteRow], new: Sequence[SuiteRow]) -> list[SuiteRow]:
     """Return old rows and new ones, which replace those of the same setting, label and seed.
 
-    >>> shared = {"suite": "v", "part": "p", "setting": "s", "seed": 0, "config": ""}
-    >>> a, b = (SuiteRow(**shared, label=label, method=label) for label in "ab")
-    >>> [row.label for row in merge_rows([a, b], [a])]
-    ['a', 'b']
+    Old rows of a setting and label are left out if their method or configuration is not that of the new ones.
+
+    >>> shared = {"suite": "v", "part": "p", "setting": "s", "config": ""}
+    >>> old = [SuiteRow(**shared, label="a", method="a", seed=seed) for seed in range(2)]
+    >>> [row.method for row in merge_rows(old, [SuiteRow(**shared, label="a", method="b", seed=0)])]
+    ['b']
     """
-    return list({row.key: row for row in (*old, *new)}.values())
+    measured = {(row.setting, row.label): (row.method, row.config) for row in new}
+    kept = [
+        row
+        for row in old
+        if measured.get((row.setting, row.label), (row.method, row.config)) == (row.method, row.config)
+    ]
+    return list({row.key: row for row in (*kept, *new)}.values())
 
 
 def row_schema() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from fedstill.report.comparison_records import (
     summarize,
 )
 from fedstill.report.records import ENSEMBLE, MAIN, OWN_SHARE
-from fedstill.report.statistics import RunScore, SeedDifference, Spread, compare_paired_runs
+from fedstill.report.statistics import MIN_SEEDS, RunScore, SeedDifference, Spread, compare_paired_runs
 from fedstill.report.tables import NO_VALUE, Cell, Column, Row, Table
 
 ROUND = 4  # decimals of a row's metrics
@@ -118,8 +118,8 @@ class RankedMethod:
     Args:
         label: name of the row.
         by_setting: its rows by setting and seed.
-        rank: 1 plus the number of methods that are significantly better in the main setting. None: not
-            ranked, as it trains no model of all nodes, pools their data, or has no run.
+        rank: 1 plus the number of ranked methods that are significantly better in the main setting. None:
+            not ranked, as it trains no model of all nodes, pools their data, or has too few seeds.
         behind: difference to the method with the best mean in the main setting.
     """
 
@@ -178,7 +178,9 @@ def rank_methods(rows: Sequence[SuiteRow], setting: str) -> list[RankedMethod]:
         }
         for method in methods
     }
-    ranked = [method for method in methods if scores[method.label] and _is_ranked(method.any_row)]
+    trained = [method for method in methods if scores[method.label] and _is_ranked(method.any_row)]
+    seeds = max((set(scores[method.label]) for method in trained), key=len, default=set[int]())
+    ranked = [method for method in trained if len(seeds & set(scores[method.label])) >= MIN_SEEDS]
     ranked.sort(key=lambda method: -_mean(scores[method.label]))
     board = [
         RankedMethod(
@@ -276,7 +278,14 @@ def _text(spread: Spread | None) -> str | None:
 
 
 def _score(method: RankedMethod, setting: str) -> str | None:
-    return _text(method.spread(setting)) or ("refused" if method.not_run(setting) else None)
+    """Return mean and deviation over the finished seeds, with their number if others did not finish."""
+    rows = list(method.by_setting.get(setting, {}).values())
+    scores = [row.score for row in rows if row.score is not None]
+    spread = Spread.of(scores)
+    if spread is None:
+        reason = method.not_run(setting)
+        return ("stopped" if reason.startswith("stopped: ") else "refused") if reason else None
+    return spread.text() + (f" ({len(scores)} of {len(rows)})" if len(scores) < len(rows) else "")
 
 
 def leaderboard_notes(part: SuitePart, rows: Sequence[SuiteRow]) -> list[str]:
@@ -286,13 +295,20 @@ def leaderboard_notes(part: SuitePart, rows: Sequence[SuiteRow]) -> list[str]:
     grouped: dict[str, list[str]] = {}
     for label, form in forms.items():
         grouped.setdefault(form, []).append(label)
-    refused = {(row.label, row.not_run): row.setting for row in rows if row.not_run}
+    not_run: dict[tuple[str, str], dict[str, None]] = {}
+    for row in rows:
+        if row.not_run:
+            not_run.setdefault((row.label, row.not_run), {})[row.setting] = None
     return [
         f"{part.settings.title}; {format_count(len(seeds), 'seed')}; mean ± standard deviation over seeds, "
         "on test data that no node saw.",
-        "Rank: 1 plus the number of methods that are significantly better (paired 95% interval over seeds). "
-        "Equal ranks are ties. Intervals are not corrected for the number of pairs.",
+        "Rank: 1 plus the number of ranked methods that are significantly better (paired 95% interval over "
+        f"seeds, at least {MIN_SEEDS}). Equal ranks are ties. Students and averages are ranked together. "
+        "Intervals do not include the choice of test cases, and are not corrected for the number of pairs.",
         "Behind the first: difference to the best mean, with its 95% interval. Gap: student minus ensemble.",
         *(f"{form[:1].upper()}{form[1:]}: {', '.join(labels)}." for form, labels in grouped.items()),
-        *(f"{label}, {setting}: not run: {reason}" for (label, reason), setting in refused.items()),
+        *(
+            f"{label}, not run in {'; '.join(settings)}: {reason}"
+            for (label, reason), settings in not_run.items()
+        ),
     ]

@@ -60,7 +60,7 @@ def test_custom_method_gets_rows_among_recorded_ones(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--part", "small", "--record", "--quiet") == 0
-    assert "| fedavg | 1 |" in capsys.readouterr().out
+    assert "| fedavg | - |" in capsys.readouterr().out  # two seeds give no rank
     results = folder / "suite" / "results" / "small.jsonl"
     assert [(row.label, row.seed) for row in suite.read_rows(results)] == [
         *(("standalone", seed) for seed in range(2)),
@@ -78,6 +78,9 @@ def test_custom_method_gets_rows_among_recorded_ones(
         ("Mine", "my_suite_method:Mine", True)
     ] * 2
     assert results.read_text(encoding="utf-8") == before  # recorded with --record only
+    tried = run("--part", "small", "--method", "my_suite_method:Mine", "--quiet", "--data.validation", "0.2")
+    assert tried == 0
+    assert "| fedavg |" not in capsys.readouterr().out  # rows on other data are not shown
     assert run("--recorded", "--part", "small") == 0
     assert "Mine" not in capsys.readouterr().out
 

@@ -480,6 +480,7 @@ def test_attack_options_are_part_of_plan(tmp_path: Path) -> None:
     [
         ("leakage = true", "invalid leakage = True (expected a table"),
         ("[leakage]\nseeds = 3", "unknown key 'leakage.seeds': did you mean 'leakage.seed'?"),
+        ("[leakage]\nsettings = [{}]", "invalid leakage.settings = [{}]"),
         ("[leakage]\nsettings = ['other']", "unknown setting of leakage.settings 'other'"),
         ("[leakage.membership]\nshadows = -2", "invalid leakage.membership.shadows = -2 (expected "),
         ("[leakage]\nmembership = 3", "invalid leakage.membership = 3 (expected a table"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fedstill.compare.suite import (
     SuiteRow,
     config_fingerprint,
     find_parts,
+    merge_rows,
     read_rows,
     row_schema,
     suite_parts,
@@ -98,6 +100,9 @@ def test_rejects_unknown_part_and_setting(tmp_path: Path) -> None:
         ("seed", 7, False),
         ("data.root", "elsewhere", False),
         ("engine.threads", 3, False),
+        ("engine.precision", "bfloat16", True),
+        ("features.cache", "elsewhere", False),
+        ("features.weights", "elsewhere/a.pth", True),
         ("split.alpha", 0.25, True),
         ("nodes.local.epochs", 2.5, True),
         ("method.rounds", 4, True),
@@ -123,6 +128,25 @@ def test_rows_are_read_back(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "deep" / "rows.jsonl") == rows
     lines = (tmp_path / "deep" / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     assert "score" not in json.loads(lines[2])  # absent, as it was not measured
+
+
+def test_rows_of_another_method_or_configuration_are_replaced() -> None:
+    old = [row(seed=seed) for seed in range(3)]
+    assert merge_rows(old, [row(seed=0, score=1.0)]) == [row(seed=0, score=1.0), *old[1:]]
+    other = dataclasses.replace(row(seed=0), config="1" * 32)
+    assert merge_rows([*old, row("fedkd")], [other]) == [row("fedkd"), other]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("[suite]\n", "suite = 3\n[other]\n"),
+        ('[[settings]]\nname = "skewed"\n', "[[settings]]\n"),
+    ],
+)
+def test_broken_part_is_an_error_of_its_file(tmp_path: Path, before: str, after: str) -> None:
+    with pytest.raises(ArgumentError):
+        suite_parts(write_part(tmp_path, PART.replace(before, after)))
 
 
 @pytest.mark.parametrize("line", ["[1]", "{", '{"seed": 0}', "null"])
