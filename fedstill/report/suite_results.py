@@ -208,7 +208,7 @@ def _is_better(first: Mapping[int, RunScore], second: Mapping[int, RunScore]) ->
 
 
 def leaderboard(part: SuitePart, rows: Sequence[SuiteRow]) -> Table:
-    """Return the table of a part: one row a method.
+    """Return the table of a part: one row a method, and the columns that any of them has.
 
     Args:
         part: the part.
@@ -235,8 +235,13 @@ def leaderboard(part: SuitePart, rows: Sequence[SuiteRow]) -> Table:
         "responses AUC",
         "class shares off by",
     ]
-    cells = [Row(method.label, _cells(method, part, extra)) for method in methods]
-    return Table("", "method", [Column(name, "") for name in columns], cells)
+    cells = [_cells(method, part, extra) for method in methods]
+    measured = [index for index in range(len(columns)) if any(row[index].value != NO_VALUE for row in cells)]
+    board = [
+        Row(method.label, [row[index] for index in measured])
+        for method, row in zip(methods, cells, strict=True)
+    ]
+    return Table("", "method", [Column(columns[index], "") for index in measured], board)
 
 
 def _cells(method: RankedMethod, part: SuitePart, extra: Sequence[str]) -> list[Cell]:
