@@ -106,9 +106,9 @@ class Comparison:
         tables = (self.base, *self.settings.values(), *self.runs.values())
         return any(has_key(table, "nodes", "policy", "outputs_only") for table in tables)
 
-    def is_attacked(self, planned: ComparisonRun) -> bool:
-        """Return whether a run is attacked after it has finished."""
-        return self.leakage is not None and planned.setting in (self.attacked_settings or self.settings)
+    def is_attacked(self, setting: str) -> bool:
+        """Return whether the runs of a setting are attacked after they have finished."""
+        return self.leakage is not None and setting in (self.attacked_settings or self.settings)
 
     def planned_runs(self, only: Collection[str] = ()) -> list[ComparisonRun]:
         """Return all runs, ordered by setting, then seed, then method, so that early results compare methods.

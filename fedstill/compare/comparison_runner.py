@@ -469,7 +469,7 @@ def run_and_attack(
         return RunOutcome(not_run=f"stopped: {error}")
     if not finished or not (folder / "report.html").exists():
         report(folder)
-    leakage = comparison.leakage if comparison.is_attacked(planned) else None
+    leakage = comparison.leakage if comparison.is_attacked(planned.setting) else None
     if leakage is None or read_attack(folder, leakage) is not None:
         return RunOutcome()
     start("attack")

@@ -582,9 +582,7 @@ def summarize(out: Path, comparison: Comparison) -> ComparisonSummary:
     entries = [entry for setting in settings for entry in setting.entries]
     notes, leakage_columns = _notes(comparison, settings), tuple[ComparisonColumn, ...]()
     if comparison.leakage is not None:
-        attacked = [
-            each for each in settings if each.name in (comparison.attacked_settings or comparison.settings)
-        ]
+        attacked = [setting for setting in settings if comparison.is_attacked(setting.name)]
         notes += _attack_notes(attacked, comparison_runner.read_not_attacked(out))
         leakage_columns = LeakageConfig.from_table(comparison.leakage).comparison_columns
     return ComparisonSummary(
