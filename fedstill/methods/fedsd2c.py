@@ -103,7 +103,7 @@ class FedSD2C(Method):
     def queries(self, setting: NodeSetting) -> Iterable[Query]:
         yield Query(
             self.distil_core_set,
-            releases=dict.fromkeys(("images", "outputs", "classes"), DISTILLATES),
+            releases=dict.fromkeys(("distillates", "soft_labels", "present"), DISTILLATES),
             times=1,  # without depends_on_records: no mechanism protects images made from single records
             details=QueryDetails(constant=True),
         )
@@ -114,12 +114,13 @@ class FedSD2C(Method):
         """Return the distillates of all classes.
 
         Returns:
-            images ``(C * ipc, ...)`` class by class, outputs ``(C * ipc, C)`` of the node's model for them,
-            and classes ``(C,)``: 1 for those with distillates, else 0. Others have zeros.
+            distillates ``(C * ipc, ...)`` class by class, soft_labels ``(C * ipc, C)``: the outputs of the
+            node's model for them, and present ``(C,)``: 1 for classes with distillates, else 0. Others have
+            zeros.
         """
         with node.setting.compute.in_float32():  # Adam would amplify the rounding of bfloat16
-            images, outputs, classes = node.separately(self.distil)
-        return {"images": images, "outputs": outputs, "classes": classes}
+            distillates, soft_labels, present = node.separately(self.distil)
+        return {"distillates": distillates, "soft_labels": soft_labels, "present": present}
 
     def distil(self, node: NodeView) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         model, x, y, C = node.network().eval(), node.data.inputs, node.data.targets, node.task.classes
@@ -195,10 +196,10 @@ class FedSD2C(Method):
         Raises:
             ArgumentError: there are none.
         """
-        rows = responses["classes"].repeat_interleave(self.ipc, 1) > 0  # (K, C * ipc)
+        rows = responses["present"].repeat_interleave(self.ipc, 1) > 0  # (K, C * ipc)
         if not rows.any():
             raise ArgumentError("method.ipc", self.ipc, "less than some node's number of images of a class")
-        return responses["images"][rows], responses["outputs"][rows]
+        return responses["distillates"][rows], responses["soft_labels"][rows]
 
 
 def mix_amplitudes(x: torch.Tensor, other: torch.Tensor, lam: float) -> torch.Tensor:

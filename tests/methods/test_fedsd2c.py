@@ -71,20 +71,20 @@ def test_core_set_has_the_most_certain_images_of_a_class() -> None:
 def test_only_classes_of_more_images_than_released_have_distillates() -> None:
     one = world()
     released = response(one)
-    assert released["classes"].tolist() == [[1, 0, 0], [1, 1, 0]]
-    rows = released["classes"].repeat_interleave(2, 1).bool()
-    assert released["images"].shape == (2, 6, *SHAPE)
-    assert (released["images"][~rows] == 0).all()
-    assert (released["outputs"][~rows] == 0).all()
+    assert released["present"].tolist() == [[1, 0, 0], [1, 1, 0]]
+    rows = released["present"].repeat_interleave(2, 1).bool()
+    assert released["distillates"].shape == (2, 6, *SHAPE)
+    assert (released["distillates"][~rows] == 0).all()
+    assert (released["soft_labels"][~rows] == 0).all()
     for k, node in enumerate(one.nodes):
-        z = released["images"][k][rows[k]]
-        torch.testing.assert_close(released["outputs"][k][rows[k]], node.model.eval()(z))
+        z = released["distillates"][k][rows[k]]
+        torch.testing.assert_close(released["soft_labels"][k][rows[k]], node.model.eval()(z))
 
 
 def test_images_without_perturbation_and_steps_are_the_core_set() -> None:
     """This is what a policy has to refuse."""
     one = world(replace(CONFIG, lam=0.0, image_steps=0))
-    images = response(one)["images"][0, :2]
+    images = response(one)["distillates"][0, :2]
     own = data(0).inputs[:4]
     assert all(any(torch.allclose(image, x, atol=1e-5) for x in own) for image in images)
 
@@ -117,8 +117,8 @@ def test_student_equals_plain_implementation() -> None:
     one = world()
     S = copy.deepcopy(one.server.student).train()
     released = response(world())
-    rows = released["classes"].repeat_interleave(2, 1).bool()
-    x, z = released["images"][rows], released["outputs"][rows]
+    rows = released["present"].repeat_interleave(2, 1).bool()
+    x, z = released["distillates"][rows], released["soft_labels"][rows]
     adam = torch.optim.Adam(S.parameters(), CONFIG.student.lr)
     for _ in range(2):
         log_p, log_q = (z / 2).log_softmax(1), (S(x) / 2).log_softmax(1)
