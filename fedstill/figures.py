@@ -152,6 +152,29 @@ def against_epsilon(comparison: str | Path | ComparisonSummary) -> Figure:
     return _comparison_figure(drawings.plot_against_epsilon, (lines,), "epsilon", summary.metric.title, lines)
 
 
+def against_malicious_nodes(comparison: str | Path | ComparisonSummary, adversary: int = 0) -> Figure:
+    """Plot the main metric of methods over the number of malicious nodes of one adversary.
+
+    Args:
+        comparison: as for :func:`traffic`.
+        adversary: index of the adversary, from 0, in the order of the comparison's settings.
+
+    Raises:
+        ArgumentError: there is no such adversary.
+        NothingToDraw: no settings differ only in ``adversary.nodes``.
+        RunFolderError: the folder holds no comparison, or a file is broken.
+    """
+    summary = _summary(comparison)
+    groups = _require(
+        summary.adversary_curves(), "no settings of the comparison differ only in adversary.nodes"
+    )
+    if not 0 <= adversary < len(groups):
+        raise ArgumentError("adversary", adversary, f"0 to {len(groups) - 1}")
+    lines, axis = groups[adversary].curves, "malicious nodes"
+    draw = drawings.plot_against_malicious_nodes
+    return _comparison_figure(draw, (lines,), axis, summary.metric.title, lines)
+
+
 def against_leakage(comparison: str | Path | ComparisonSummary) -> Figure:
     """Plot the main metric of methods against leakage, the metric of attacks; areas of disks are bytes.
 
@@ -217,6 +240,11 @@ def write(folder: Path, out: Path | None = None, kind: str = "pdf") -> list[Path
                 (f"{draw.__name__}{suffix}", partial(draw, summary, index)) for draw in (traffic, curves)
             ]
         jobs += [(draw.__name__, partial(draw, summary)) for draw in (against_epsilon, against_leakage)]
+        groups = summary.adversary_curves()
+        for index in range(len(groups)):
+            suffix = "" if len(groups) == 1 else f"_{index + 1}"
+            draw_group = partial(against_malicious_nodes, summary, index)
+            jobs.append((f"{against_malicious_nodes.__name__}{suffix}", draw_group))
     else:
         run = RunFiles.read(folder)
         jobs += [(name, partial(draw, run)) for name, draw in RUN_FIGURES.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,17 @@ from fedstill.compare.reproduction import ReproducedMetric
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import format_bytes
 from fedstill.report import figures
-from fedstill.report.comparison_records import ComparedMethod, ComparedSetting, ComparisonSummary, summarize
+from fedstill.report.comparison_records import (
+    AdversaryCurves,
+    ComparedMethod,
+    ComparedSetting,
+    ComparisonSummary,
+    MethodCurve,
+    summarize,
+)
 from fedstill.report.comparison_tables import (
     DECOMPOSITION_NOTE,
+    adversary_table,
     budget_table,
     comparison_latex,
     comparison_markdown,
@@ -44,11 +53,7 @@ def render_comparison_page(summary: ComparisonSummary) -> str:
     by_budget = budget_table(summary)
     epsilon_plot = None
     if by_budget is not None:
-        rows = [
-            replace(row, name=number_badge(curve.number) + Markup(" {}").format(row.name))
-            for curve, row in zip(curves, by_budget.rows, strict=True)
-        ]
-        by_budget = replace(by_budget, row_header="Method", rows=rows)
+        by_budget = _numbered(by_budget, curves)
         epsilon_plot = figures.responsive_svg(
             partial(figures.plot_against_epsilon, curves, metric), "epsilon"
         )
@@ -63,6 +68,7 @@ def render_comparison_page(summary: ComparisonSummary) -> str:
         lead=_lead(summary),
         settings=[_setting_variables(summary, setting) for setting in summary.settings],
         by_budget=by_budget,
+        adversaries=[_adversary_variables(summary, group) for group in summary.adversary_curves()],
         epsilon_plot=epsilon_plot,
         papers=papers,
         leakage=_leakage_variables(summary) if summary.leakage else None,
@@ -94,6 +100,25 @@ def _lead(summary: ComparisonSummary) -> str:
     ]
     runs = sum(len(entry.runs) for entry in summary.entries)
     return f"{', '.join(parts)}: {runs} run{'' if runs == 1 else 's'} under equal conditions."
+
+
+def _numbered(table: Table, curves: Sequence[MethodCurve]) -> Table:
+    """Return a table of curves with the methods' numbers."""
+    rows = [
+        replace(row, name=number_badge(curve.number) + Markup(" {}").format(row.name))
+        for curve, row in zip(curves, table.rows, strict=True)
+    ]
+    return replace(table, row_header="Method", rows=rows)
+
+
+def _adversary_variables(summary: ComparisonSummary, group: AdversaryCurves) -> dict[str, Any]:
+    draw = partial(figures.plot_against_malicious_nodes, group.curves, summary.metric.title)
+    return {
+        "name": group.adversary,
+        "conditions": group.conditions,
+        "table": _numbered(adversary_table(summary, group), group.curves),
+        "plot": figures.responsive_svg(draw, f"malicious {group.adversary} {group.conditions}"),
+    }
 
 
 def _leakage_variables(summary: ComparisonSummary) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from fedstill.core.text_format import (
     format_count,
     join_names,
 )
+from fedstill.federation.adversaries import Malicious, NoAdversary
 from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 from fedstill.protocol.method import method_name
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
@@ -52,7 +53,7 @@ from fedstill.report.statistics import (
     compare_paired_runs,
 )
 from fedstill.report.tables import format_value_without_unit, lowercase_title
-from fedstill.runs.spec import PaperMetric
+from fedstill.runs.spec import PaperMetric, RunSpec
 from fedstill.tasks.task import Metric
 
 # --- one method in one setting --------------------------------------------------------------------------
@@ -366,6 +367,7 @@ class ComparedSetting:
     context: str
     entries: tuple[ComparedMethod, ...]
     metrics: tuple[Metric, ...] = (ACCURACY,)  # of the task
+    config: RunSpec | None = None  # of the first method's run with the first seed
 
     @property
     def metric(self) -> Metric:
@@ -448,11 +450,31 @@ class ComparedSetting:
 
 @dataclass(frozen=True)
 class MethodCurve:
-    """Curve of one method: its number, its name, and its main metric by epsilon or by fraction of the run."""
+    """Curve of one method: its number, its name, and its main metric by epsilon, fraction of the run, ..."""
 
     number: int
     name: str
     values: Mapping[float, Spread]
+
+
+@dataclass(frozen=True)
+class AdversaryCurves:
+    """Main metric of methods by the number of malicious nodes.
+
+    Args:
+        adversary: what these nodes do.
+        conditions: name of the setting with the fewest malicious nodes.
+        curves: one for each method with values.
+    """
+
+    adversary: str
+    conditions: str
+    curves: tuple[MethodCurve, ...]
+
+    @property
+    def counts(self) -> list[int]:
+        """Numbers of malicious nodes in ascending order."""
+        return sorted({int(count) for curve in self.curves for count in curve.values})
 
 
 @dataclass(frozen=True)
@@ -551,6 +573,35 @@ class ComparisonSummary:
             curves.append(MethodCurve(entries[0].number, entries[0].name, known))
         return curves if any(curve.values for curve in curves) else []
 
+    def adversary_curves(self) -> list[AdversaryCurves]:
+        """Return the main metric by number of malicious nodes, in settings that are equal otherwise.
+
+        The values at 0 are of the equal setting without malicious nodes. Empty for less than two numbers.
+        """
+        groups: dict[str, list[tuple[RunSpec, ComparedSetting]]] = {}
+        for setting in self.settings:
+            if setting.config is not None and setting.config.adversary.count:
+                groups.setdefault(repr(_without_count(setting.config)), []).append((setting.config, setting))
+        found = []
+        for members in groups.values():
+            honest = replace(members[0][0], adversary=NoAdversary())
+            members = [(one.config, one) for one in self.settings if one.config == honest] + members
+            by_count = {config.adversary.count: setting for config, setting in members}
+            settings = [by_count[count] for count in sorted(by_count)]
+            curves = []
+            for entries in zip(*(setting.entries for setting in settings), strict=True):
+                spreads = {
+                    float(count): spread
+                    for count, entry in zip(sorted(by_count), entries, strict=True)
+                    if (spread := entry.spread(entry.metric)) is not None
+                }
+                if spreads:
+                    curves.append(MethodCurve(entries[0].number, entries[0].name, spreads))
+            name = members[-1][0].adversary.registered_name
+            group = AdversaryCurves(name, settings[0].name, tuple(curves))
+            found += [group] if len(group.counts) > 1 else []
+        return found
+
     def privacy_sentence(self) -> str:
         """Return a sentence on the runs with a formal privacy guarantee."""
         runs = [run for entry in self.entries for run in entry.runs if run.value("bytes up")]
@@ -609,9 +660,17 @@ def _read_setting(out: Path, comparison: Comparison, name: str) -> ComparedSetti
             key=lambda entry: form_rank(entry.form),
         )
     )
-    first = ComparisonRun(name, next(iter(comparison.methods)), comparison.seeds[0])
-    metrics = comparison.run_config(first).task.metrics
-    return ComparedSetting(name, _data_and_training_text(comparison, name, entries), entries, metrics)
+    config = comparison.run_config(ComparisonRun(name, next(iter(comparison.methods)), comparison.seeds[0]))
+    text = _data_and_training_text(comparison, name, entries)
+    return ComparedSetting(name, text, entries, config.task.metrics, config)
+
+
+def _without_count(config: RunSpec) -> RunSpec:
+    """Return the configuration with one malicious node."""
+    adversary = config.adversary
+    return (
+        replace(config, adversary=replace(adversary, nodes=1)) if isinstance(adversary, Malicious) else config
+    )
 
 
 def _read_method(

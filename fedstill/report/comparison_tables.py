@@ -25,6 +25,7 @@ from fedstill.core.text_format import format_bytes, format_count
 from fedstill.report.comparison_records import (
     ALL_TESTS_SUFFIX,
     LOCAL_PREFIX,
+    AdversaryCurves,
     ComparedMethod,
     ComparedSetting,
     ComparisonSummary,
@@ -187,6 +188,23 @@ def budget_table(summary: ComparisonSummary) -> Table | None:
     title = f"{summary.metric.title} of each method in percent, by privacy budget"
     columns = [Column(f"epsilon {format_budget(epsilon)}") for epsilon in budgets]
     return Table(title, "method", columns, rows)
+
+
+def adversary_table(summary: ComparisonSummary, group: AdversaryCurves) -> Table:
+    """Return each method's main metric by number of malicious nodes."""
+    rows = [
+        Row(
+            curve.name,
+            [
+                Cell(spread.text() if (spread := curve.values.get(count)) else NO_VALUE)
+                for count in group.counts
+            ],
+        )
+        for curve in group.curves
+    ]
+    conditions = f" ({group.conditions})" if group.conditions else ""
+    title = f"{summary.metric.title} in percent by number of nodes that run {group.adversary}{conditions}"
+    return Table(title, "method", [Column(f"{count} malicious") for count in group.counts], rows)
 
 
 # --- cells ------------------------------------------------------------------------------------------------
@@ -426,9 +444,12 @@ def _column(name: str) -> str:
 
 
 def comparison_markdown(summary: ComparisonSummary) -> str:
-    """Return the Markdown text: a table by privacy budget if budgets differ, then a table per setting."""
+    """Return the Markdown text: tables by privacy budget and malicious nodes, then one per setting."""
     by_budget = budget_table(summary)
     lines = [] if by_budget is None else [*markdown(by_budget), ""]
+    for group in summary.adversary_curves():
+        by_count = adversary_table(summary, group)
+        lines += [f"{by_count.title}:", "", *markdown(by_count), ""]
     for setting in summary.settings:
         table = full_table(summary, setting)
         lines += [f"**{setting.name}**", ""] if setting.name else []

@@ -850,6 +850,38 @@ def plot_against_epsilon(
     return _describe(figure, f"{title} against epsilon", descriptions)
 
 
+# --- against malicious nodes ------------------------------------------------------------------------------
+
+
+def plot_against_malicious_nodes(
+    curves: Sequence[MethodCurve], title: str = "Accuracy", width: float = PAPER_WIDTH
+) -> Figure:
+    """Plot the main metric over the number of malicious nodes, one line per method with its number."""
+    labels = [_point_label(curve.number, curve.name, width) for curve in curves]
+    side = 26 + 2 * max(half for _, half in labels)
+    figure, axes = create_axes(width, max(388, LABEL_GAP * len(curves) + 48), right=side, bottom=34)
+    percent_axis(axes, _spread_ends([value for curve in curves for value in curve.values.values()]))
+    counts = sorted({count for curve in curves for count in curve.values})
+    margin = 0.06 * (counts[-1] - counts[0])
+    axes.set_xlim(counts[0] - margin, counts[-1] + margin)
+    axes.set_xticks(counts, [f"{count:.0f}" for count in counts])
+    offsets = end_label_offsets(axes, [list(curve.values.values())[-1].mean for curve in curves], LABEL_GAP)
+    descriptions = []
+    for curve, (text, half), offset in zip(curves, labels, offsets, strict=True):
+        line = [(count, value.mean) for count, value in curve.values.items()]
+        line_style = (0, (3.5, 2)) if is_color_repeated(curve.number) else "solid"
+        axes.plot(
+            *zip(*line, strict=True), color=method_color(curve.number), lw=2, ls=line_style, label=curve.name
+        )
+        for count, value in curve.values.items():
+            tooltip = f"{curve.name}, {count:.0f} malicious: {value.text()}"
+            _draw_marker(axes, curve.number, count, value.mean, tooltip, 8, yerr=value.std)
+        draw_number(axes, curve.number, line[-1], (LABEL_DISTANCE + half, offset), text)
+        values = [f"{count:.0f} {format_percent(value.mean)}" for count, value in curve.values.items()]
+        descriptions.append(f"{curve.name}: {', '.join(values)}")
+    return _describe(figure, f"{title} against malicious nodes", descriptions)
+
+
 # --- against leakage --------------------------------------------------------------------------------------
 
 

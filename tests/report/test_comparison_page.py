@@ -368,3 +368,66 @@ def test_other_comparisons_have_no_epsilon_table(tmp_path: Path, settings: str) 
     assert summary.budget_curves() == []
     assert "Accuracy against epsilon" not in render_comparison_page(summary)
     assert not comparison_markdown(summary).startswith("| method | epsilon")
+
+
+# --- tables and figures by number of malicious nodes ---------------------------------------------------
+
+BY_LIARS = """
+methods = ["fedavg", "fedkd"]
+seeds = 2
+[[settings]]
+name = "two"
+adversary = { name = "label-flipping", nodes = 2 }
+[[settings]]
+name = "honest"
+[[settings]]
+name = "one"
+adversary = { name = "label-flipping" }
+[[settings]]
+name = "other data"
+split = { alpha = 3.0 }
+adversary = { name = "label-flipping", nodes = 3 }
+[[settings]]
+name = "other adversary"
+adversary = { name = "garbage", nodes = 4 }
+[[settings]]
+name = "other option"
+adversary = { name = "logit-scaling", nodes = 1, factor = 3.0 }
+[[settings]]
+name = "other option, 2"
+adversary = { name = "logit-scaling", nodes = 2, factor = 5.0 }
+"""
+
+
+def test_settings_equal_but_for_malicious_nodes_are_one_curve(tmp_path: Path) -> None:
+    file, out = tmp_path / "mine.toml", tmp_path / "out"
+    file.write_text(BY_LIARS, encoding="utf-8")
+    plan = compare.read_comparison(file)
+    accuracies = {"honest": (80.0, 84.0), "one": (70.0, 74.0), "two": (60.0, 60.0), "other-data": (9.0, 9.0)}
+    for setting, values in accuracies.items():
+        for seed, accuracy in enumerate(values):
+            a_run(out, f"{setting}/fedavg-seed{seed}", (accuracy, 60.0, 10, 10), {1: accuracy})
+    a_run(out, "one/fedkd-seed0", (50.0, 60.0, 10, 10), {1: 50.0})
+    a_run(out, "other-adversary/fedkd-seed0", (40.0, 60.0, 10, 10), {1: 40.0})
+    (out / compare.COMPARISON_FILE).write_text(f"# Made by: it\n\n{plan.to_toml()}")
+    summary = summarize(out, plan)
+    flipping, garbage = summary.adversary_curves()
+    assert (garbage.adversary, garbage.counts) == ("garbage", [0, 4])
+    assert (flipping.adversary, flipping.conditions, flipping.counts) == (
+        "label-flipping",
+        "honest",
+        [0, 1, 2],
+    )
+    of_fedavg, of_fedkd = flipping.curves
+    assert {count: spread.mean for count, spread in of_fedavg.values.items()} == {0: 82.0, 1: 72.0, 2: 60.0}
+    assert of_fedkd.values == {1: Spread(50.0)}
+    text = comparison_markdown(summary)
+    assert "| FedKD | - | 50.0 | - |" in text
+    page = render_comparison_page(summary)
+    Page(page)  # well formed
+    assert page.count('aria-label="Accuracy against malicious nodes. FedAvg: 0 82.0%, 1 72.0%, 2 60.0%') == 3
+
+
+def test_comparison_without_adversaries_has_no_such_table(tmp_path: Path) -> None:
+    out, plan = a_comparison(tmp_path, BY_ALPHA)
+    assert summarize(out, plan).adversary_curves() == []

@@ -114,7 +114,7 @@ def test_comparison_figures_plot_means_over_seeds(folder: Path) -> None:
         figures.traffic(folder, 1)
     with pytest.raises(FedstillError, match="from 0 to 1"):
         figures.traffic(folder, 2)
-    for draw in (figures.against_epsilon, figures.against_leakage):
+    for draw in (figures.against_epsilon, figures.against_malicious_nodes, figures.against_leakage):
         with pytest.raises(figures.NothingToDraw):
             draw(folder)
 
@@ -130,6 +130,19 @@ def test_runs_without_budget_are_right_of_largest_epsilon() -> None:
     assert [last, 90.0] in [line.get_xydata()[0].tolist() for line in axes.lines]
     (whisker,) = axes.collections
     assert whisker.get_segments()[0].tolist() == [[1.0, 68.0], [1.0, 72.0]]
+
+
+def test_number_of_malicious_nodes_is_the_horizontal_axis() -> None:
+    curves = [
+        MethodCurve(1, "one", {0.0: Spread(90.0), 3.0: Spread(60.0, 5.0)}),
+        MethodCurve(2, "few", {1.0: Spread(9.0)}),
+    ]
+    figure = drawings.plot_against_malicious_nodes(curves)
+    assert lines_of(figure)["one"] == [(0.0, 90.0), (3.0, 60.0)]
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "3"]
+    (whisker,) = axes.collections
+    assert whisker.get_segments()[0].tolist() == [[3.0, 55.0], [3.0, 65.0]]
 
 
 @pytest.mark.parametrize("leak", [0.0, 50.0, 51.0, 100.0])
