@@ -202,7 +202,7 @@ def adversary_table(summary: ComparisonSummary, group: AdversaryCurves) -> Table
         )
         for curve in group.curves
     ]
-    conditions = f" ({group.conditions})" if group.conditions else ""
+    conditions = f", else as in {group.conditions!r}" if group.conditions else ""
     title = f"{summary.metric.title} in percent by number of nodes that run {group.adversary}{conditions}"
     return Table(title, "method", [Column(f"{count} malicious") for count in group.counts], rows)
 
