@@ -3,7 +3,8 @@
 The outsider queries the student, or its substitute: methods without a student are attacked through the
 average of the nodes' models, or through all of them, of which the one most confident in the record's label
 is used. Nobody in the run has these models; the result shows what they would reveal. The curious server has
-queries and responses, and distills a copy of the node's model from them.
+queries and responses, and distills a copy of the node's model from them, and, for co-op LiRA, of the other
+nodes' models.
 
 Members are the records that the nodes learned from. Nodes from which the server received nothing but counts
 cannot have influenced a student. Other records are test data. For an attack on one node they have the class
@@ -32,9 +33,11 @@ from fedstill.attacks.attack import (
     percent_fields,
 )
 from fedstill.attacks.membership_scores import (
+    MIN_OTHER_NODES,
     ModelFactory,
     RecordLogits,
     attack_metrics,
+    coop_lira_attack,
     lira_attack,
     lira_offline_attack,
     logit_confidence,
@@ -63,7 +66,14 @@ MAX_POPULATION = 500
 SHADOW_TEST_RECORDS = 100  # for the evaluation of shadow federations, which is not used
 REPORTED_RATE = 0.01  # false positive rate in comparisons
 AUC, RESPONSES_AUC, TPR = "membership_auc", "responses_auc", "tpr_at_1_percent"
-TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
+COOP = "coop-lira"
+TITLES = {
+    "loss": "loss",
+    "lira": "LiRA",
+    "lira-offline": "LiRA, offline",
+    "rmia": "RMIA",
+    COOP: "co-op LiRA",
+}
 TARGET_TEXTS = {
     "student": ("student", "the student's outputs for any input"),
     "virtual": (
@@ -85,7 +95,7 @@ SHADOW_TEXTS = {
 
 @dataclass(frozen=True)
 class MembershipInference(Attack):
-    """Membership inference by loss, LiRA and RMIA."""
+    """Membership inference by loss, LiRA, RMIA, and by co-op LiRA from responses of three nodes or more."""
 
     title: ClassVar[str] = "Membership inference: detection of training records"
     columns: ClassVar[tuple[ComparisonColumn, ...]] = (
@@ -151,13 +161,18 @@ class MembershipInference(Attack):
         largest = max(target.nodes, key=lambda node: len(node.data))
         source = SUM if target.experiment.side.sums else largest.name
         responses = target.transcript.responses(source)
-        if responses is not None and self.responses and self.shadows:
-            targets.append(_attack_responses(target, largest, responses, self, source))
+        if responses is None or not self.responses:
+            reason = "no node released responses to inputs that were sent with a query"
+            if not self.responses:
+                reason = "membership.responses is 0"
+            return AttackResult({"targets": targets}, skipped=[("membership through responses", reason)])
+        targets.append(_attack_responses(target, largest, responses, self, source))
+        if targets[-1]["other_nodes"]:
             return AttackResult({"targets": targets})
-        reason = "no node released responses to inputs that were sent with a query"
-        if not self.responses or not self.shadows:
-            reason = "membership.responses or membership.shadows is 0"
-        return AttackResult({"targets": targets}, skipped=[("membership through responses", reason)])
+        reason = f"fewer than {MIN_OTHER_NODES} other nodes released as many responses as {largest.name}"
+        if source == SUM:
+            reason = "the server sees the sum of all nodes' responses"
+        return AttackResult({"targets": targets}, skipped=[(TITLES[COOP], reason)])
 
     def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
         first, *_ = part["targets"]
@@ -188,7 +203,9 @@ class MembershipInference(Attack):
         target = part["targets"][0]
         titles = ", ".join(attack["title"].replace(", ", " ") for attack in target["attacks"])
         trained = {"alone": "trained alone", "federations": "each of a federation"}[target["trained"]]
-        return f"membership by {titles} ({target['shadows']} shadow models, {trained})"
+        has_coop = any(attack["name"] == COOP for each in part["targets"] for attack in each["attacks"])
+        without_shadows = f" and {TITLES[COOP]}" if has_coop else ""
+        return f"membership by {titles} ({target['shadows']} shadow models, {trained}){without_shadows}"
 
     def explanations(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         return [(target["target"], _describe_target(target)) for target in part["targets"]]
@@ -225,7 +242,8 @@ def _attack_student(target: Target, attack: MembershipInference) -> dict[str, An
             _predict(network, candidates.records_and_population, experiment.compute) for network in networks
         ]
     name, view = TARGET_TEXTS[experiment.method.evaluated_model]
-    return _attack_record(name, view, candidates, torch.stack(logits), inside, attack)
+    scores = score_candidates(candidates, torch.stack(logits), inside)
+    return _attack_record(name, view, candidates, scores, attack)
 
 
 def _attack_responses(
@@ -235,8 +253,8 @@ def _attack_responses(
     attack: MembershipInference,
     source: str,
 ) -> dict[str, Any]:
-    """Attack a copy of one node's model, distilled from its responses; copies of the shadows are distilled
-    likewise.
+    """Attack a copy of one node's model, distilled from its responses; copies of the shadows and of the other
+    nodes' models are distilled likewise.
 
     Under secure aggregation (``source`` is the sum), the copy is of the sum of all nodes.
     """
@@ -254,12 +272,17 @@ def _attack_responses(
     inside = shadow_halves(len(candidates.records), attack.shadows, node_seed)
     shadows = train_shadows(make, candidates.records, inside, task, local, node_seed, compute=compute)
     inputs, responses = (part[-attack.responses :] for part in pairs)
-    proxies = train_proxies(
-        make, inputs, responses, shadows, task, derive(node_seed, "proxies"), compute=compute
-    )
+    others = _responses_of_others(target, node, len(responses))
+    seed = derive(node_seed, "proxies")
+    proxies = train_proxies(make, inputs, responses, shadows, task, seed, others=others, compute=compute)
     logits = torch.stack(
         [_predict(network, candidates.records_and_population, compute) for network in proxies]
     )
+    count, models = len(candidates.records), 1 + len(shadows)
+    scores = score_candidates(candidates, logits[:models], inside)
+    if others:
+        records = logits[:, :count]
+        scores[COOP] = coop_lira_attack(records[0], records[models:], candidates.records.targets)
     if source == SUM:
         name = f"sum of the nodes' responses, for records of {node.name}"
         view = (
@@ -271,20 +294,35 @@ def _attack_responses(
         view = (
             f"{len(responses)} queries to it and its responses, from which a copy of its model is distilled"
         )
-    view += "; copies of shadows learn from plain responses, whatever the gate does to those of the node"
-    return _attack_record(name, view, candidates, logits, inside, replace(attack, trained="alone"))
+    if attack.shadows:
+        view += "; copies of shadows learn from plain responses, whatever the gate does to those of the node"
+    if others:
+        view += f"; {TITLES[COOP]} compares it with copies of {len(others)} other nodes' models"
+    record = _attack_record(name, view, candidates, scores, replace(attack, trained="alone"))
+    return {**record, "other_nodes": len(others)}
+
+
+def _responses_of_others(target: Target, node: Node, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the last inputs and responses ``(count, ...)`` of each other node that released so many finite
+    ones; none if co-op LiRA has too few nodes.
+    """
+    pairs = [target.transcript.responses(other.name) for other in target.nodes if other is not node]
+    others = [
+        (inputs[-count:], logits[-count:])
+        for inputs, logits in (pair for pair in pairs if pair is not None)
+        if len(logits) >= count and bool(logits[-count:].isfinite().all())
+    ]
+    return others if len(others) >= MIN_OTHER_NODES else []
 
 
 def _attack_record(
     name: str,
     view: str,
     candidates: Candidates,
-    logits: torch.Tensor,
-    inside: torch.Tensor,
+    scores: Mapping[str, torch.Tensor],
     attack: MembershipInference,
 ) -> dict[str, Any]:
-    """Return the record of all attacks on the outputs of target and shadows ``(1 + M, N + Z, classes)``."""
-    scores = score_candidates(candidates, logits, inside)
+    """Return the record of all attacks on a target, from the scores ``(N,)`` of each."""
     # All intervals hold together, as the strongest attack is reported first.
     confidence = 1 - (1 - CONFIDENCE) / len(scores)
     metrics = {name: attack_metrics(score, candidates.inside, confidence) for name, score in scores.items()}

@@ -8,6 +8,9 @@ they compare a target's output with:
 - :func:`lira_attack`, :func:`lira_offline_attack`: outputs of shadow models that learned, or did not learn,
   from the same record. Carlini, Chien, Nasr, Song, Terzis, Tramer, "Membership Inference Attacks From First
   Principles", IEEE S&P 2022, Algorithm 1.
+- :func:`coop_lira_attack`: outputs of other nodes' models, none of which learned from the record. Shi,
+  Ouyang, Wang, "Unveiling Client Privacy Leakage from Public Dataset Usage in Federated Distillation",
+  PoPETs 2025.
 - :func:`rmia_attack`: these, and other records of the population. Zarifzadeh, Liu, Shokri, "Low-Cost
   High-Power Membership Inference Attacks", ICML 2024, Section 3.
 
@@ -57,6 +60,7 @@ from fedstill.tasks.logit_formulas import distillation_loss
 
 LOW_RATES = (0.01, 0.001)  # false positive rates at which members are counted
 MIN_SHADOWS_PER_RECORD = 64  # from which each record has separate variances
+MIN_OTHER_NODES = 2  # to estimate a variance from nodes' models in place of shadows
 MIN_DEVIATION = 1e-6  # avoids infinite confidence if all shadows agree
 ModelFactory = Callable[[int], nn.Module]  # an untrained model, from a seed
 Record = dict[str, Any]  # as JSON has them; an interval is a value with its low and high end
@@ -163,6 +167,34 @@ def lira_offline_attack(records: RecordLogits, per_record: bool | None = None) -
     shadows = logit_confidence(records.shadows, records.labels)
     mean, deviation = _fit_gaussian(shadows, ~records.inside, "outside", _per_record(per_record, records))
     return (logit_confidence(records.target, records.labels) - mean) / deviation
+
+
+def coop_lira_attack(target: torch.Tensor, nodes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Co-op LiRA: LiRA offline, with the other nodes' models in place of shadow models, ``(N,)``.
+
+    Shi, Ouyang, Wang, PoPETs 2025. A record of one node is in no other node's data, so the other nodes'
+    models are models that did not learn from it: no shadow model is trained. As in their published code
+    (``mia.py``), the score increases with Pr[Z <= phi], Z from N(mu, sigma^2) of the other nodes'
+    confidences. That code evaluates the nodes' models, with separate variances for each record, over nine
+    other nodes; here they may be copies that the server distilled, and fewer than 64 nodes share one
+    variance, as in :func:`lira_offline_attack`.
+
+    Args:
+        target: logits of the attacked node's model, ``(N, classes)``.
+        nodes: logits of the other nodes' models, ``(K - 1, N, classes)``, K - 1 from 2 up.
+        labels: classes of the records, ``(N,)`` int64.
+
+    Raises:
+        ArgumentError: fewer than two other nodes, as variance is unknown; a logit is NaN or infinite.
+
+    >>> logits = torch.tensor([[[3.0, 0.0]], [[0.0, 0.0]], [[2.0, 0.0]]])  # confidences 3; 0 and 2
+    >>> coop_lira_attack(logits[0], logits[1:], torch.tensor([0]))  # (3 - 1) / sqrt(2)
+    tensor([1.4142], dtype=torch.float64)
+    """
+    if len(nodes) < MIN_OTHER_NODES:
+        raise ArgumentError("nodes", len(nodes), f"{MIN_OTHER_NODES} or more, as variance is unknown")
+    never_inside = torch.zeros(nodes.shape[:2], dtype=torch.bool)
+    return lira_offline_attack(RecordLogits(target, nodes, never_inside, labels))
 
 
 def rmia_attack(
@@ -343,11 +375,12 @@ def train_proxies(
     task: Task,
     seed: int,
     *,
+    others: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
     local: LocalConfig = PROXY_TRAINING,
     compute: Compute | None = None,
 ) -> list[nn.Module]:
-    """Distill a proxy of the node from its responses, and one of each shadow from its outputs for the same
-    inputs.
+    """Distill a proxy of the node from its responses, one of each shadow from its outputs for the same
+    inputs, and one of each other node.
 
     The loss is half the mean squared difference of centered logits, the limit of distillation at high
     temperature, which also copies the outputs for unlikely classes.
@@ -359,19 +392,22 @@ def train_proxies(
         shadows: the attacker's own models.
         task: of the target.
         seed: of all random numbers.
+        others: queried inputs and responses of each other node, as many as of the node.
         local: training options.
         compute: device and precision.
 
     Raises:
         ArgumentError: no queries, or a different number of responses.
     """
-    if len(responses) != len(inputs) or not len(inputs):
-        raise ArgumentError("responses", tuple(responses.shape), f"({len(inputs)}, classes)")
+    for queries, outputs in ((inputs, responses), *others):
+        if not len(queries) == len(outputs) == len(inputs) or not len(inputs):
+            raise ArgumentError("responses", tuple(outputs.shape), f"({len(inputs)}, classes)")
     compute = compute or Compute()
     queried = inputs.to(compute.device)
-    targets = [responses, *(predict(shadow, queried, compute).cpu() for shadow in shadows)]
-    pools = [TensorData(inputs, target.float()) for target in targets]
-    all_records = torch.ones(len(targets), len(inputs), dtype=torch.bool)
+    pairs = [(inputs, responses)]
+    pairs += [(inputs, predict(shadow, queried, compute).cpu()) for shadow in shadows]
+    pools = [TensorData(queries, outputs.float()) for queries, outputs in (*pairs, *others)]
+    all_records = torch.ones(len(pools), len(inputs), dtype=torch.bool)
 
     def work(group: NodeGroup, step: int, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         outputs = group.module("model")(x)  # (G, B, classes)

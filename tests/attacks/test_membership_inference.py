@@ -148,6 +148,37 @@ def test_attacks_responses_of_largest_node_through_proxy(monkeypatch: pytest.Mon
     assert len(none) == 1
 
 
+def test_coop_lira_uses_copies_of_the_other_nodes() -> None:
+    method = {"name": "fedkd", "student": {"epochs": 1}, "levels": 0, "gamma": float("inf")}
+    nodes, split = {"models": ["mlp:32"], "local": HARD}, {"nodes": 4, "alpha": 100.0}
+    again = replay(method, outputs_only=True, public={"name": "held-out"}, nodes=nodes, split=split)
+    experiment, transcript = replay_to_end(again, 500)
+    no_shadows = replace(FEW, shadows=0)
+
+    def attack() -> tuple[dict[str, Any], list[str]]:
+        result = no_shadows.run(Target(again, experiment, transcript))
+        has_coop = no_shadows.describe_strength(result.part).endswith(" and co-op LiRA")
+        assert has_coop == bool(result.part["targets"][1]["other_nodes"])
+        return result.part["targets"][1], [name for name, _ in result.skipped]
+
+    all_nodes, skipped = attack()
+    assert [each["name"] for each in all_nodes["attacks"]] == ["loss", "coop-lira"]
+    assert (all_nodes["other_nodes"], skipped) == (3, [])
+    assert all_nodes["view"].endswith("co-op LiRA compares it with copies of 3 other nodes' models")
+    largest = max(experiment.nodes, key=lambda node: len(node.data)).name
+    first, second, _ = (node.name for node in experiment.nodes if node.name != largest)
+    (number,) = transcript._logits_by_node[first]
+    transcript._logits_by_node[first][number] *= float("nan")
+    three_nodes, skipped = attack()
+    assert (three_nodes["other_nodes"], skipped) == (2, [])
+    assert auc(three_nodes, "loss") == auc(all_nodes, "loss")
+    assert auc(three_nodes, "coop-lira") != auc(all_nodes, "coop-lira")
+    del transcript._logits_by_node[second]
+    two_nodes, skipped = attack()
+    assert [each["name"] for each in two_nodes["attacks"]] == ["loss"]
+    assert (two_nodes["other_nodes"], skipped) == (0, ["co-op LiRA"])
+
+
 def test_members_come_from_contributing_nodes() -> None:
     again = replay({**FEDAVG, "rounds": 1, "participation": 0.34})
     experiment, transcript = replay_to_end(again)

@@ -19,6 +19,7 @@ from fedstill.attacks.membership_scores import (
     RecordLogits,
     attack_metrics,
     auc_with_interval,
+    coop_lira_attack,
     lira_attack,
     lira_offline_attack,
     logit_confidence,
@@ -31,7 +32,6 @@ from fedstill.attacks.membership_scores import (
 )
 from fedstill.core.compute import Compute, EngineConfig, Workers
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data import Digits, load
 from fedstill.models import build
@@ -122,6 +122,17 @@ def test_shared_variance_uses_record_means() -> None:
     # Deviations 1, 1 and 2, 2, each pair with one degree of freedom: variance (2 + 8) / 2.
     assert lira_offline_attack(records_, False).tolist() == pytest.approx([0.0, -1 / math.sqrt(5)])
     assert lira_offline_attack(records_, True).tolist() == pytest.approx([0.0, -1 / math.sqrt(8)])
+
+
+def test_coop_lira_by_hand() -> None:
+    nodes = two_class_logits([3.0, 0.0], [[0.0, 2.0], [2.0, 6.0]], [[0, 0], [0, 0]])
+    # Of the two other nodes: means 1 and 4, variances 2 and 8. All records share (2 + 8) / 2.
+    score = partial(coop_lira_attack, nodes.target)
+    assert score(nodes.shadows, nodes.labels).tolist() == pytest.approx([2 / 5**0.5, -4 / 5**0.5])
+    # Of the other class: confidences -3 and 0; means -1 and -4.
+    assert score(nodes.shadows, 1 - nodes.labels).tolist() == pytest.approx([-2 / 5**0.5, 4 / 5**0.5])
+    with raises_invalid("nodes", 1, "2 or more"):
+        score(nodes.shadows[:1], nodes.labels)
 
 
 @given(SEEDS)
@@ -499,8 +510,67 @@ def test_shuffled_responses_reveal_less(target: ProxyTarget) -> None:
 
 
 def test_rejects_mismatched_responses(target: ProxyTarget) -> None:
-    with pytest.raises(ArgumentError, match="invalid responses"):
-        train_proxies(network, target.public.inputs, torch.zeros(3, 10), [], TEN, 0)
+    inputs = target.public.inputs
+    responses = torch.zeros(len(inputs), 10)
+    with raises_invalid("responses", (3, 10)):
+        train_proxies(network, inputs, responses[:3], [], TEN, 0)
+    with raises_invalid("responses", (3, 10)):
+        train_proxies(network, inputs, responses, [], TEN, 0, others=[(inputs[:3], responses[:3])])
+
+
+# --- co-op LiRA -------------------------------------------------------------------------------------
+
+NODES = 6
+
+
+@pytest.fixture(scope="module")
+def copies() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits ``(NODES, 200, 10)`` of copies of nodes for 200 records, and their labels.
+
+    The copies are distilled from responses to 500 other digits. The first 100 records are those of node 0;
+    no node learned from the others. Each node is overfitted on 100 records of its own.
+    """
+    data = load(Digits())
+    order = torch.randperm(len(data.train), generator=torch_generator(0, "co-op"))
+    own = [data.train.subset(order[100 * node : 100 * (node + 1)]) for node in range(NODES)]
+    unseen = data.test.subset(torch.arange(100))
+    public = data.train.subset(order[100 * NODES : 100 * NODES + 500]).inputs
+    local = LocalConfig(epochs=300, batch=100, lr=3e-3, smoothing=0.0)
+    nodes = train_shadows(network, own, torch.ones(NODES, 100).bool(), TEN, local, 0, compute=COMPUTE)
+    pairs = [(public, predict(node, public, COMPUTE)) for node in nodes]
+    models = train_proxies(network, *pairs[0], [], TEN, 5, others=pairs[1:], local=DISTIL, compute=COMPUTE)
+    records = TensorData.concat([own[0], unseen])
+    return torch.stack([predict(model, records.inputs, COMPUTE) for model in models]), records.targets
+
+
+def coop_auc(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    """Return the AUC with its interval of co-op LiRA on the first model."""
+    scores = coop_lira_attack(logits[0], logits[1:], labels)
+    auc: dict[str, float] = attack_metrics(scores, torch.arange(200) < 100)["auc"]
+    return auc
+
+
+def test_coop_lira_detects_members(copies: tuple[torch.Tensor, torch.Tensor]) -> None:
+    logits, labels = copies
+    found = coop_auc(logits, labels)["value"]
+    never_inside = torch.zeros(0, 200, dtype=torch.bool)
+    loss = loss_attack(RecordLogits(logits[0], logits[:0], never_inside, labels))
+    by_loss = attack_metrics(loss, torch.arange(200) < 100)["auc"]["value"]
+    few = coop_auc(logits[:3], labels)["value"]
+    print(f"\nco-op LiRA {found:.3f}, of two other nodes {few:.3f}, by loss {by_loss:.3f}")
+    assert found > 0.67
+    assert few > 0.67
+    assert found > by_loss + 0.04
+
+
+@pytest.mark.parametrize("node", range(1, NODES))
+def test_coop_lira_guesses_on_node_without_the_records(
+    node: int, copies: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    logits, labels = copies
+    others = [other for other in range(1, NODES) if other != node]
+    auc = coop_auc(logits[[node, *others]], labels)
+    assert auc["low"] < 0.5 < auc["high"]
 
 
 # Few distinct values, so that many scores are equal.
