@@ -8,7 +8,6 @@ with the highest mean over seeds (the lowest for a p-value).
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from fedstill.core.text_format import (
     format_count,
     join_names,
 )
-from fedstill.federation.adversaries import Malicious, NoAdversary
+from fedstill.federation.adversaries import Adversary, Malicious, NoAdversary
 from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 from fedstill.protocol.method import method_name
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
@@ -143,6 +142,7 @@ class ComparedMethod:
         number: its number in figures, from 1.
         label: its name in the comparison.
         method: its registered name.
+        config: configuration of its run with the first seed.
         title: its title, such as "FedIOD".
         evaluated_model: kind of model that it is evaluated by: student, virtual, ensemble or nodes.
         releases: payload kinds that leave a node.
@@ -151,14 +151,13 @@ class ComparedMethod:
         not_run: reasons of refused or stopped runs, by seed.
         missing: seeds of unfinished runs.
         published: the paper's metrics, by name.
-        budget: privacy budget (epsilon) of a run at each node.
-        metric: key of the main metric.
         form: whether it runs as printed, as its published code, or in fedstill's form; None: not named.
     """
 
     number: int
     label: str
     method: str
+    config: RunSpec
     title: str
     evaluated_model: str
     releases: tuple[str, ...]
@@ -167,9 +166,17 @@ class ComparedMethod:
     not_run: Mapping[int, str] = field(default_factory=dict)
     missing: tuple[int, ...] = ()
     published: Mapping[str, PaperMetric] = field(default_factory=dict)
-    budget: float = math.inf
-    metric: str = "accuracy"
     form: MethodForm | None = None
+
+    @property
+    def budget(self) -> float:
+        """Privacy budget (epsilon) of a run at each node."""
+        return self.config.nodes.privacy.epsilon
+
+    @property
+    def metric(self) -> str:
+        """Key of the main metric."""
+        return self.config.task.metrics[0].key
 
     @property
     def form_title(self) -> str:
@@ -367,7 +374,29 @@ class ComparedSetting:
     context: str
     entries: tuple[ComparedMethod, ...]
     metrics: tuple[Metric, ...] = (ACCURACY,)  # of the task
-    config: RunSpec | None = None  # of the first method's run with the first seed
+
+    @property
+    def configs(self) -> list[RunSpec]:
+        """Configurations of the methods."""
+        return [entry.config for entry in self.entries]
+
+    @property
+    def conditions(self) -> list[RunSpec]:
+        """Configurations of the methods, without malicious nodes."""
+        return [replace(config, adversary=NoAdversary()) for config in self.configs]
+
+    @property
+    def adversary(self) -> Adversary:
+        """Adversary of all methods; none if methods have different ones."""
+        first, *others = [config.adversary for config in self.configs]
+        return first if all(adversary == first for adversary in others) else NoAdversary()
+
+    def differs_only_in_malicious_nodes(self, other: ComparedSetting) -> bool:
+        """Return whether both settings differ in nothing but the number of nodes of one adversary."""
+        one, another = self.adversary, other.adversary
+        if isinstance(one, Malicious) and isinstance(another, Malicious):
+            another = replace(another, nodes=one.nodes)
+        return one == another and self.conditions == other.conditions
 
     @property
     def metric(self) -> Metric:
@@ -578,28 +607,30 @@ class ComparisonSummary:
 
         The values at 0 are of the equal setting without malicious nodes. Empty for less than two numbers.
         """
-        groups: dict[str, list[tuple[RunSpec, ComparedSetting]]] = {}
+        groups: list[list[ComparedSetting]] = []
         for setting in self.settings:
-            if setting.config is not None and setting.config.adversary.count:
-                groups.setdefault(repr(_without_count(setting.config)), []).append((setting.config, setting))
+            group = next((one for one in groups if setting.differs_only_in_malicious_nodes(one[0])), None)
+            if group is not None:
+                group.append(setting)
+            elif setting.adversary.count:
+                groups.append([setting])
         found = []
-        for members in groups.values():
-            honest = replace(members[0][0], adversary=NoAdversary())
-            members = [(one.config, one) for one in self.settings if one.config == honest] + members
-            by_count = {config.adversary.count: setting for config, setting in members}
-            settings = [by_count[count] for count in sorted(by_count)]
+        for group in groups:
+            honest = [one for one in self.settings if one.configs == group[0].conditions]
+            by_count = {one.adversary.count: one for one in honest + group}
+            counts = sorted(by_count)
             curves = []
-            for entries in zip(*(setting.entries for setting in settings), strict=True):
+            for entries in zip(*(by_count[count].entries for count in counts), strict=True):
                 spreads = {
                     float(count): spread
-                    for count, entry in zip(sorted(by_count), entries, strict=True)
+                    for count, entry in zip(counts, entries, strict=True)
                     if (spread := entry.spread(entry.metric)) is not None
                 }
                 if spreads:
                     curves.append(MethodCurve(entries[0].number, entries[0].name, spreads))
-            name = members[-1][0].adversary.registered_name
-            group = AdversaryCurves(name, settings[0].name, tuple(curves))
-            found += [group] if len(group.counts) > 1 else []
+            name = group[0].adversary.registered_name
+            result = AdversaryCurves(name, by_count[counts[0]].name, tuple(curves))
+            found += [result] if len(result.counts) > 1 else []
         return found
 
     def privacy_sentence(self) -> str:
@@ -660,17 +691,8 @@ def _read_setting(out: Path, comparison: Comparison, name: str) -> ComparedSetti
             key=lambda entry: form_rank(entry.form),
         )
     )
-    config = comparison.run_config(ComparisonRun(name, next(iter(comparison.methods)), comparison.seeds[0]))
     text = _data_and_training_text(comparison, name, entries)
-    return ComparedSetting(name, text, entries, config.task.metrics, config)
-
-
-def _without_count(config: RunSpec) -> RunSpec:
-    """Return the configuration with one malicious node."""
-    adversary = config.adversary
-    return (
-        replace(config, adversary=replace(adversary, nodes=1)) if isinstance(adversary, Malicious) else config
-    )
+    return ComparedSetting(name, text, entries, entries[0].config.task.metrics)
 
 
 def _read_method(
@@ -701,6 +723,7 @@ def _read_method(
         number=number,
         label=label,
         method=method_name(method),
+        config=config,
         title=method.title if "title" in vars(type(method)) else label,  # an inherited title does not count
         evaluated_model=method.evaluated_model,
         releases=released_kinds(config),
@@ -709,8 +732,6 @@ def _read_method(
         not_run=not_run,
         missing=tuple(missing),
         published={name: paper for name, paper in published.items() if paper is not None},
-        budget=config.nodes.privacy.epsilon,
-        metric=metrics[0].key,
         form=comparison.forms.get(label),
     )
 

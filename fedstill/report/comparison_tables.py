@@ -30,6 +30,7 @@ from fedstill.report.comparison_records import (
     ComparedSetting,
     ComparisonSummary,
     FinishedRun,
+    MethodCurve,
     metrics_by_attack,
     pick_strongest,
 )
@@ -175,36 +176,27 @@ def budget_table(summary: ComparisonSummary) -> Table | None:
     if not curves:
         return None
     budgets = sorted_budgets(curves)
-    rows = [
-        Row(
-            curve.name,
-            [
-                Cell(spread.text() if (spread := curve.values.get(epsilon)) else NO_VALUE)
-                for epsilon in budgets
-            ],
-        )
-        for curve in curves
-    ]
     title = f"{summary.metric.title} of each method in percent, by privacy budget"
     columns = [Column(f"epsilon {format_budget(epsilon)}") for epsilon in budgets]
-    return Table(title, "method", columns, rows)
+    return Table(title, "method", columns, _curve_rows(curves, budgets))
 
 
 def adversary_table(summary: ComparisonSummary, group: AdversaryCurves) -> Table:
     """Return each method's main metric by number of malicious nodes."""
-    rows = [
-        Row(
-            curve.name,
-            [
-                Cell(spread.text() if (spread := curve.values.get(count)) else NO_VALUE)
-                for count in group.counts
-            ],
-        )
-        for curve in group.curves
-    ]
     conditions = f", else as in {group.conditions!r}" if group.conditions else ""
     title = f"{summary.metric.title} in percent by number of nodes that run {group.adversary}{conditions}"
-    return Table(title, "method", [Column(f"{count} malicious") for count in group.counts], rows)
+    columns = [Column(f"{count} malicious") for count in group.counts]
+    return Table(title, "method", columns, _curve_rows(group.curves, group.counts))
+
+
+def _curve_rows(curves: Sequence[MethodCurve], keys: Sequence[float]) -> list[Row]:
+    return [
+        Row(
+            curve.name,
+            [Cell(spread.text() if (spread := curve.values.get(key)) else NO_VALUE) for key in keys],
+        )
+        for curve in curves
+    ]
 
 
 # --- cells ------------------------------------------------------------------------------------------------

@@ -674,6 +674,21 @@ def _point_label(number: int, name: str, width: float) -> tuple[str, float]:
     return text, max(10.0, LETTER_WIDTH * len(text) / 2 + 6)
 
 
+def _create_curve_axes(
+    curves: Sequence[MethodCurve], width: float, height: int
+) -> tuple[Figure, Axes, list[tuple[str, float]]]:
+    """Return figure and axes with space for labels at the right, and the labels (:func:`_point_label`)."""
+    labels = [_point_label(curve.number, curve.name, width) for curve in curves]
+    side = 26 + 2 * max(half for _, half in labels)
+    figure, axes = create_axes(width, max(height, LABEL_GAP * len(curves) + 48), right=side, bottom=34)
+    return figure, axes, labels
+
+
+def _line_style(number: int) -> dict[str, Any]:
+    dashes = (0, (3.5, 2)) if is_color_repeated(number) else "solid"
+    return {"color": method_color(number), "lw": 2, "ls": dashes}
+
+
 def _describe(figure: Figure, title: str, parts: Sequence[str]) -> Figure:
     """Set a figure's accessible text and return the figure."""
     figure.set_label(f"{title}. {'; '.join(parts)}.")
@@ -775,9 +790,7 @@ def plot_learning_curves(
     curves: Sequence[MethodCurve], title: str = "Accuracy", width: float = PAPER_WIDTH
 ) -> Figure:
     """Plot the main metric over the fraction of the run, one line per method with its number at the end."""
-    labels = [_point_label(curve.number, curve.name, width) for curve in curves]
-    side = 26 + 2 * max(half for _, half in labels)
-    figure, axes = create_axes(width, max(388, LABEL_GAP * len(curves) + 48), right=side, bottom=34)
+    figure, axes, labels = _create_curve_axes(curves, width, 388)
     lines = [[(fraction, value.mean) for fraction, value in curve.values.items()] for curve in curves]
     percent_axis(axes, [y for line in lines for _, y in line])
     axes.set_xlim(0, 1)
@@ -786,10 +799,7 @@ def plot_learning_curves(
     has_markers = sum(map(len, lines)) <= MAX_MARKERS
     for curve, line, (text, half), offset in zip(curves, lines, labels, offsets, strict=True):
         shown = downsample(line)
-        line_style = (0, (3.5, 2)) if is_color_repeated(curve.number) else "solid"
-        axes.plot(
-            *zip(*shown, strict=True), color=method_color(curve.number), lw=2, ls=line_style, label=curve.name
-        )
+        axes.plot(*zip(*shown, strict=True), **_line_style(curve.number), label=curve.name)
         for x, y in shown if has_markers else shown[-1:]:
             _draw_marker(
                 axes, curve.number, x, y, f"{curve.name}, {x:.0%} of the run: {format_percent(y)}", 6
@@ -810,9 +820,7 @@ def plot_against_epsilon(
 ) -> Figure:
     """Plot the main metric over epsilon on a logarithmic axis; runs without budget are at the right."""
     drawn = [curve for curve in curves if curve.values]
-    labels = [_point_label(curve.number, curve.name, width) for curve in drawn]
-    side = 26 + 2 * max(half for _, half in labels)
-    figure, axes = create_axes(width, max(408, LABEL_GAP * len(drawn) + 48), right=side, bottom=34)
+    figure, axes, labels = _create_curve_axes(drawn, width, 408)
     percent_axis(axes, _spread_ends([value for curve in drawn for value in curve.values.values()]))
     budgets = sorted_budgets(drawn)
     finite = [epsilon for epsilon in budgets if math.isfinite(epsilon)] or [1.0]
@@ -832,8 +840,7 @@ def plot_against_epsilon(
     for curve, (text, half), offset in zip(drawn, labels, offsets, strict=True):
         line = [(x_of[epsilon], value.mean) for epsilon, value in curve.values.items()]
         with_budget = [point for point in line if point[0] < edge]
-        style: dict[str, Any] = {"color": method_color(curve.number), "lw": 2}
-        style["ls"] = (0, (3.5, 2)) if is_color_repeated(curve.number) else "solid"
+        style = _line_style(curve.number)
         if with_budget:
             axes.plot(*zip(*with_budget, strict=True), **style, label=curve.name)
         if 0 < len(with_budget) < len(line):
@@ -857,9 +864,7 @@ def plot_against_malicious_nodes(
     curves: Sequence[MethodCurve], title: str = "Accuracy", width: float = PAPER_WIDTH
 ) -> Figure:
     """Plot the main metric over the number of malicious nodes, one line per method with its number."""
-    labels = [_point_label(curve.number, curve.name, width) for curve in curves]
-    side = 26 + 2 * max(half for _, half in labels)
-    figure, axes = create_axes(width, max(388, LABEL_GAP * len(curves) + 48), right=side, bottom=34)
+    figure, axes, labels = _create_curve_axes(curves, width, 388)
     percent_axis(axes, _spread_ends([value for curve in curves for value in curve.values.values()]))
     counts = sorted({count for curve in curves for count in curve.values})
     margin = 0.06 * (counts[-1] - counts[0])
@@ -869,10 +874,7 @@ def plot_against_malicious_nodes(
     descriptions = []
     for curve, (text, half), offset in zip(curves, labels, offsets, strict=True):
         line = [(count, value.mean) for count, value in curve.values.items()]
-        line_style = (0, (3.5, 2)) if is_color_repeated(curve.number) else "solid"
-        axes.plot(
-            *zip(*line, strict=True), color=method_color(curve.number), lw=2, ls=line_style, label=curve.name
-        )
+        axes.plot(*zip(*line, strict=True), **_line_style(curve.number), label=curve.name)
         for count, value in curve.values.items():
             tooltip = f"{curve.name}, {count:.0f} malicious: {value.text()}"
             _draw_marker(axes, curve.number, count, value.mean, tooltip, 8, yerr=value.std)

@@ -396,6 +396,10 @@ adversary = { name = "logit-scaling", nodes = 1, factor = 3.0 }
 [[settings]]
 name = "other option, 2"
 adversary = { name = "logit-scaling", nodes = 2, factor = 5.0 }
+[[settings]]
+name = "other method"
+adversary = { name = "label-flipping", nodes = 4 }
+options = { fedkd = { tau = 2.0 } }
 """
 
 
@@ -404,6 +408,7 @@ def test_settings_equal_but_for_malicious_nodes_are_one_curve(tmp_path: Path) ->
     file.write_text(BY_LIARS, encoding="utf-8")
     plan = compare.read_comparison(file)
     accuracies = {"honest": (80.0, 84.0), "one": (70.0, 74.0), "two": (60.0, 60.0), "other-data": (9.0, 9.0)}
+    accuracies["other-method"] = (9.0, 9.0)
     for setting, values in accuracies.items():
         for seed, accuracy in enumerate(values):
             a_run(out, f"{setting}/fedavg-seed{seed}", (accuracy, 60.0, 10, 10), {1: accuracy})
