@@ -529,7 +529,10 @@ def reproduction_markdown(
             own = [row for row in record.rows if row.setting == setting]
             others = [part for part in cited if part[0].under == setting]
             lines += [*markdown(_reproduced_table(setting, own, published, forms, others)), ""]
-    lines += [f"- {sentence}" for sentence in form_sentences(forms)]
+    recorded = {row.method for row in record.rows}
+    shown = {label: form for label, form in forms.items() if label in recorded}
+    # Rows of a program may have names of their own: then all forms are described.
+    lines += [f"- {sentence}" for sentence in form_sentences(shown or forms)]
     lines += [
         f"- {part.name}: row {part.row} of the record of {part.record}"
         + (f"; {part.differs}." if part.differs else ".")
