@@ -47,7 +47,7 @@ def run_on_ray(
     """Execute runs as tasks of a Ray cluster.
 
     Args:
-        numbers: numbers of the runs, in the order in which they start.
+        numbers: numbers of the runs, in the order in which Ray gets them.
         execute: executes the run of a number; its second argument is called at the start of a phase. Ray
             sends it to other machines, which have the same version of fedstill.
         tasks: the cluster, and what each run gets of it.
@@ -108,7 +108,8 @@ def _execute(execute: Execute, number: int, folder: str, paths: Mapping[str, str
     os.environ["FEDSTILL_DATA"] = paths["FEDSTILL_DATA"]
 
     def start(phase: str) -> None:
-        starts.put((number, RunStart(phase)))
+        # Queue.put would wait for the actor, and Ray would give the waiting task's CPU to another one.
+        starts.actor.put_nowait.remote((number, RunStart(phase)))
 
     return execute(number, start)
 

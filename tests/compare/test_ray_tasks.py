@@ -116,12 +116,12 @@ def _wait_for_interrupt(folder: Path, number: int, start: Callable[[str], None])
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_stopped_comparison_interrupts_its_tasks(tmp_path: Path) -> None:
-    """A third task, for which there is no CPU, never starts."""
+    """A third task, for which there is no CPU, never starts. Ray chooses the two that do."""
     events = run_on_ray([1, 2, 3], partial(_wait_for_interrupt, tmp_path), RayTasks("ray"))
-    started = {next(events) for _ in range(2)}
-    assert started == {(1, RunStart("run")), (2, RunStart("run"))}
+    started = [next(events) for _ in range(2)]
+    assert [event for _, event in started] == 2 * [RunStart("run")]
     events.close()
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["1", "2"]
+    assert {int(file.name) for file in tmp_path.iterdir()} == {number for number, _ in started}
 
 
 @pytest.mark.usefixtures("ray_cluster")
