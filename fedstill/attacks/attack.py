@@ -179,6 +179,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
         "memorization": "fedstill.attacks.memorization:Memorization",
         "counts": "fedstill.attacks.label_counts:LabelCounts",
         "labels": "fedstill.attacks.label_inference:LabelInference",
+        "properties": "fedstill.attacks.property_inference:PropertyInference",
     },
     base=Attack,
 )

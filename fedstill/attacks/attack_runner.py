@@ -143,7 +143,7 @@ class LeakageConfig(CheckedOptions):
         seed: seed of every random number of the attacks.
 
     >>> [attack.registered_name for attack in LeakageConfig().attacks]
-    ['inversion', 'membership', 'memorization', 'counts', 'labels']
+    ['inversion', 'membership', 'memorization', 'counts', 'labels', 'properties']
     """
 
     attacks: tuple[Attack, ...] = field(
@@ -167,6 +167,7 @@ class LeakageConfig(CheckedOptions):
             "membership": {"shadows": 4, "records": 500, "responses": 500},
             "inversion": {"victims": 1, "attacks": ("idlg",)},
             "memorization": {"images": 300, "permutations": 199, "pairs": 4},
+            "properties": {"shadows": 8},
         }
         return cls(tuple(ATTACKS[name](**options.get(name, {})) for name in ATTACKS.builtin))
 

@@ -23,7 +23,6 @@ import torch
 from annotated_types import Ge
 from torch import nn
 
-from fedstill import models
 from fedstill.attacks.attack import (
     Attack,
     AttackResult,
@@ -34,7 +33,6 @@ from fedstill.attacks.attack import (
 )
 from fedstill.attacks.membership_scores import (
     MIN_OTHER_NODES,
-    ModelFactory,
     RecordLogits,
     attack_metrics,
     coop_lira_attack,
@@ -233,7 +231,7 @@ def _attack_student(target: Target, attack: MembershipInference) -> dict[str, An
             )
             logits.append(outputs)
     elif attack.shadows:
-        make, local = _model_factory(replayed, replayed.config.student.model), replayed.config.nodes.local
+        make, local = replayed.model_factory(replayed.config.student.model), replayed.config.nodes.local
         compute = experiment.compute
         networks = train_shadows(
             make, candidates.records, inside, experiment.task, local, seed, compute=compute
@@ -261,7 +259,7 @@ def _attack_responses(
     replayed, task, compute = target.replay, target.experiment.task, target.experiment.compute
     node_index = [other_node.name for other_node in target.nodes].index(node.name)
     names, local = replayed.config.nodes.models, replayed.config.nodes.local
-    node_seed, make = derive(target.seed, node.name), _model_factory(replayed, names[node_index % len(names)])
+    node_seed, make = derive(target.seed, node.name), replayed.model_factory(names[node_index % len(names)])
     candidates = choose_candidates(
         concatenate([private_records(target.experiment, node)]),
         replayed.data.test,
@@ -539,14 +537,6 @@ def shadow_federation(
         if node.name in names:
             is_member[rows[rows_of_node]] = True
     return target_logits(shadow, candidates.records_and_population), is_member
-
-
-def _model_factory(replayed: ReplayedRun, spec: str) -> ModelFactory:
-    """Return a factory of untrained networks by seed."""
-    data, classes = replayed.data, len(replayed.data.classes)
-    return lambda seed: models.build(
-        spec, replayed.input_shape, classes, seed, "shadow", vocabulary=data.vocabulary
-    )
 
 
 def _predict(network: nn.Module, records: TensorData, compute: Compute) -> torch.Tensor:

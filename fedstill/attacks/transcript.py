@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from fedstill import models
 from fedstill.core.compute import RayConfig
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, RunFolderError
@@ -204,6 +205,13 @@ class ReplayedRun:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of an input."""
         return tuple(self.data.test.inputs.shape[1:])
+
+    def model_factory(self, name: str) -> Callable[[int], nn.Module]:
+        """Return a factory of untrained networks of an architecture, by seed."""
+        data, classes = self.data, len(self.data.classes)
+        return lambda seed: models.build(
+            name, self.input_shape, classes, seed, "shadow", vocabulary=data.vocabulary
+        )
 
     def experiment(self, **changes: Any) -> ObservedSimulation:
         """Return the run before its start, with changes to its setting."""

@@ -63,7 +63,7 @@ def test_runs_attacks_on_responses(fediod: Path) -> None:
     assert leakage["epsilon"] is None
     assert leakage["command"] == "fedstill attack here"
     got = results_by_attack(leakage)
-    assert list(got) == ["membership", "memorization", "counts", "labels"]
+    assert list(got) == ["membership", "memorization", "counts", "labels", "properties"]
     assert [target["target"] for target in got["membership"]["targets"]] == ["student", "responses of node-0"]
     assert got["memorization"]["images"] == 40
     assert len(got["memorization"]["spaces"][0]["pairs"]) == 3
@@ -84,7 +84,7 @@ def test_runs_attacks_on_parameters(fedavg: Path) -> None:
     assert list(results_by_attack(leakage)) == ["inversion", "membership"]
     assert results_by_attack(leakage)["inversion"]["attacks"][0]["psnr"]["mean"] > 25
     skipped = {each["attack"] for each in leakage["skipped"]}
-    assert skipped == {"memorization", "counts", "labels", "membership through responses"}
+    assert skipped == {"memorization", "counts", "labels", "properties", "membership through responses"}
     assert load_file(str(fedavg / "leakage.safetensors"))["inversion.idlg"].shape == (2, 1, 8, 8)
 
 

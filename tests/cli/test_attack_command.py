@@ -20,6 +20,7 @@ from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.label_inference import LabelInference
 from fedstill.attacks.membership_inference import MembershipInference
 from fedstill.attacks.memorization import Memorization
+from fedstill.attacks.property_inference import PropertyInference
 from fedstill.cli.attack import print_leakage, printed
 from fedstill.core.config_tables import changed_options_as_cli_words, read_received_dataclass
 from fedstill.core.errors import FedstillError
@@ -106,7 +107,7 @@ def test_attack_receives_options_and_prints_report(command: Main, attacks: Attac
     inversion, membership, *others = ours.attacks
     assert ours.seed == 3
     assert (inversion, membership) == (GradientInversion(victims=2), MembershipInference(shadows=4))
-    assert others == [Memorization(), LabelCounts(), LabelInference()]
+    assert others == [Memorization(), LabelCounts(), LabelInference(), PropertyInference()]
     assert output == "fedstill attack 'a run' --seed 3 --membership.shadows=4 --inversion.victims 2"
     assert "[b]One[/b] in three was found" in out  # brackets are not parsed as markup
     assert out.endswith("Report: a run/report.html\n")
@@ -122,7 +123,7 @@ def test_default_attacks(command: Main, attacks: Attacks) -> None:
 def test_quick_attacks_are_fast_and_report_duration(command: Main, attacks: Attacks) -> None:
     Path("a run/result.json").write_text('{"seconds": {"total": 75}}', encoding="utf-8")
     err = command("attack", "a run", "--quick", "--membership.records", "40")[2]
-    assert err == "The run is repeated first (it took 1 min 15 s), then 5 attacks.\n"
+    assert err == "The run is repeated first (it took 1 min 15 s), then 6 attacks.\n"
     quick = {type(attack): attack for attack in LeakageConfig.quick().attacks}
     chosen = {type(attack): attack for attack in attacks.calls[0][1].attacks}
     assert chosen == {**quick, MembershipInference: replace(quick[MembershipInference], records=40)}
