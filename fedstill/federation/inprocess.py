@@ -122,8 +122,7 @@ class InProcess(Federation):
                 self._handlers[names] = RequestHandler(members, self._side, self._compute, self.link)
             self._handlers.move_to_end(names)
             handlers.append(self._handlers[names])
-        while (
-            len(self._handlers) > len(self._groups) + MAX_EXCHANGES
-        ):  # each keeps answers, in case it is queried again
+        # Each keeps its responses, in case a query is repeated.
+        while len(self._handlers) > len(self._groups) + MAX_EXCHANGES:
             self._handlers.popitem(last=False)
         return handlers

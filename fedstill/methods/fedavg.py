@@ -54,7 +54,7 @@ class FedAvg(Method):
     query_names: ClassVar[tuple[str, ...]] = ("initialize_nodes", "count_samples", "train")
     initial_training: ClassVar[Span | None] = None  # local training happens in the rounds
     shared_part: ClassVar[str] = ""  # the part that is averaged: "" the whole network, "extractor" or "head"
-    extra_loss: ClassVar[str] = ""  # description of the terms that a variant adds to the task's loss
+    extra_loss: ClassVar[str] = ""  # description of a variant's term of the loss, which reads no record
     linear: ClassVar[bool] = True  # the server needs only the weighted mean of the w_k
 
     rounds: PositiveInt = 20
@@ -77,7 +77,7 @@ class FedAvg(Method):
             sends={"parameters": kind, "round": SCHEDULE},
             releases={"parameters": kind},
             times=self.rounds,
-            depends_on_records=None if self.extra_loss else (),
+            depends_on_records=(),
             span=SpanOfRound(self.rounds),
             # The sums of n_k w_k and of n_k. Sums of different participants would differ by single w_k.
             sums=linear_sums(
@@ -86,7 +86,7 @@ class FedAvg(Method):
                 participation=(self.participation, 1),
             ),
             stackable=True,
-            details=QueryDetails(extra_loss=self.extra_loss),
+            details=QueryDetails(extra_loss=self.extra_loss, extra_loss_reads_records=False),
         )
 
     # --- at a node: ClientUpdate(k, w) ------------------------------------------------------------------

@@ -30,6 +30,7 @@ from fedstill.methods import (
     QueryDetails,
     Server,
     Span,
+    SpanOfRound,
     Tensors,
     adam,
     count_labels_query,
@@ -117,8 +118,13 @@ class FedGEN(Method):
             },
             releases={"parameters": kind},
             times=self.rounds,
+            depends_on_records=(),
+            span=SpanOfRound(self.rounds),
             stackable=True,
-            details=QueryDetails(extra_loss="cross-entropy on the global generator's features"),
+            details=QueryDetails(
+                extra_loss="cross-entropy on the global generator's features",
+                extra_loss_reads_records=self.beta > 0,
+            ),
         )
 
     # --- at a node --------------------------------------------------------------------------------------
@@ -134,23 +140,29 @@ class FedGEN(Method):
         """Train a node's head or model for one round, on its own data and on G's features."""
         G = GlobalGenerator(self.generator, node, generator, counts, round)
         node.load_parameters(parameters, self.shared_part)
-        node.train(Span.part(round, self.rounds), partial(self.train_step, G))
+        span = Span.part(round, self.rounds)
+        if round == 0:  # G is untrained
+            node.train(span)
+        elif self.beta:
+            node.train(span, partial(self.train_step, G))
+        else:
+            node.train(span, term=partial(self.generated_loss, G))
         return {"parameters": node.parameters(self.shared_part)}
+
+    def generated_loss(self, G: GlobalGenerator, node: NodeView, step: int) -> torch.Tensor:
+        """Return alpha times the cross-entropy of D_i(G(z, y')), which depends on no record."""
+        y_hat = G.sample_labels(node, node.setting.local.batch, step)
+        d_hat = node.model(G.sample_features(node, y_hat, step), HEAD)  # D_i(G(z, y'))
+        return self.alpha * self.decay**G.t * node.loss(d_hat, y_hat, smoothing=0.0)
 
     def train_step(
         self, G: GlobalGenerator, node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor
     ) -> torch.Tensor:
-        """Take a step of F_i and D_i on own data, on G(z, y') and, with beta, on G(z, y)."""
-        alpha, beta = (weight * self.decay**G.t for weight in (self.alpha, self.beta))
+        """Take a step of F_i and D_i on own data, on G(z, y') and on G(z, y)."""
         d = node.model(node.model(x, EXTRACTOR), HEAD)  # D_i(F_i(x))  (B, C)
-        loss = node.loss(d, y)
-        if G.t:  # G is untrained before the first round
-            y_hat = G.sample_labels(node, len(y), step)
-            d_hat = node.model(G.sample_features(node, y_hat, step), HEAD)  # D_i(G(z, y'))
-            loss = loss + alpha * node.loss(d_hat, y_hat, smoothing=0.0)
-        if G.t and beta:
-            d_bar = node.model(G.sample_features(node, y, "same", step), HEAD).detach()  # D_i(G(z, y))
-            loss = loss + beta * node.task.distillation_loss(d, d_bar, 1.0).mean()
+        d_bar = node.model(G.sample_features(node, y, "same", step), HEAD).detach()  # D_i(G(z, y))
+        loss = node.loss(d, y) + self.generated_loss(G, node, step)
+        loss = loss + self.beta * self.decay**G.t * node.task.distillation_loss(d, d_bar, 1.0).mean()
         node.step("model", loss)
         return loss
 

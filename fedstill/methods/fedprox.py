@@ -30,15 +30,11 @@ class FedProx(FedAvg):
     def train_locally(self, node: NodeView, round: int) -> None:
         """Descend F_k(w) + mu/2 ||w - w^t||^2 (Eq. 2), from w = w^t on."""
         w_t = {name: w.detach().clone() for name, w in node.model.named_parameters().items()}
-        node.train(Span.part(round, self.rounds), self.train_step, given=w_t)
+        node.train(Span.part(round, self.rounds), term=self.proximal_term, given=w_t)
 
-    def train_step(
-        self, node: NodeView, step: int, x: torch.Tensor, y: torch.Tensor, **w_t: torch.Tensor
-    ) -> torch.Tensor:
-        """Take one step of the model."""
-        F_k = node.loss(node.model(x), y)
+    def proximal_term(self, node: NodeView, step: int, **w_t: torch.Tensor) -> torch.Tensor:
+        """Return mu/2 ||w - w^t||^2, which depends on no record."""
         distance = [
             (w - w_t[name]).square().flatten().sum() for name, w in node.model.named_parameters().items()
         ]
-        node.step("model", F_k + self.mu / 2 * torch.stack(distance).sum())
-        return F_k
+        return self.mu / 2 * torch.stack(distance).sum()

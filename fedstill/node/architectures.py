@@ -12,6 +12,7 @@ from fedstill.core.cuda_graphs import uses_global_rng
 from fedstill.models.module_utils import reparametrized_names
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
+from fedstill.node.stacked_modules import stack_tensors
 from fedstill.protocol.digests import digest
 
 
@@ -134,7 +135,7 @@ def _supports_vmap(pair: Sequence[Node]) -> bool:
     Only models are tried: other networks belong to a method and have inputs of their own.
     """
     group = NodeGroup([node.copy_without_gate() for node in pair])
-    x = group.sample_batch(2, "try")[0]
+    x = stack_tensors([node.sample_batch(2, "try").inputs for node in group.nodes])
     try:
         model = group.module("model")
         for mode in (True, False):

@@ -14,10 +14,12 @@ from torch import nn
 from torch.func import functional_call
 
 from fedstill.core.compute import Compute, match_layout
-from fedstill.core.errors import ArgumentError
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.data.augmentation import augment_examples
 from fedstill.models.module_utils import in_mode
 from fedstill.node.node import Node
+from fedstill.node.node_group import NodeGroup
+from fedstill.node.stacked_calls import LossTerm
 from fedstill.privacy import dpsgd
 from fedstill.privacy.dpsgd import (
     DPParameters,
@@ -133,19 +135,24 @@ def train_privately(
     steps: int | None = None,
     report: Report | None = None,
     purpose: str = "local",
+    term: LossTerm | None = None,
 ) -> int:
     """Train a node's model with DP-SGD: as :func:`fedstill.node.local_training.train`, for one node; batch
     sizes are means.
 
-    Random numbers of each step follow from its number, so a resumed training equals an uninterrupted one.
+    Random numbers of each step follow from its number, so a resumed training equals an uninterrupted one. The
+    gradient of ``term``, which depends on no record, is added after clipping and noise.
 
     Returns:
         Number of steps of the span done in total.
+
+    Raises:
+        QueryRefused: the query's function has read the node's records, and the term could depend on them.
     """
     total = max(config.steps(len(node.data)), span.parts)
     numbers = span.steps(total)
     end = len(numbers) if steps is None else min(len(numbers), start + steps)
-    if config.augment == "none" and start < end:
+    if config.augment == "none" and start < end and term is None:
         with compute.autocast():
             node = _copy_with_precomputed_features(node, dp.isolate_rounding)
     q = sampling_rate(len(node.data), config.batch)
@@ -162,6 +169,7 @@ def train_privately(
                 private_loss=_example_losses(task, config),
                 batch=q * len(node.data),
                 augment=_make_augmentation(task, config),
+                public_loss=None if term is None else _term_without_records(node, term),
             )
         if report is not None:
             report([node], number - numbers[0] + 1, torch.tensor([loss]))
@@ -221,6 +229,22 @@ def _copy_with_precomputed_features(node: Node, isolate_rounding: bool) -> Node:
     )
     copied.frozen = {"model": frozenset(frozen_names)}
     return copied
+
+
+def _term_without_records(node: Node, term: LossTerm) -> PublicLoss:
+    """Return a further term of the loss, which is refused if it could depend on the node's records."""
+    group = NodeGroup([node])
+
+    def loss(module: nn.Module) -> torch.Tensor:
+        value = term(group, 1).sum()
+        if node.records_read:
+            rule = (
+                "privacy: its loss has a further term, and the query's function has read the node's records"
+            )
+            raise QueryRefused(node.name, "train_locally", rule)
+        return value
+
+    return loss
 
 
 def _example_losses(task: Task, config: LocalConfig) -> PrivateLoss:

@@ -22,6 +22,7 @@ from fedstill.node.captured_train_step import can_capture_training, capture_trai
 from fedstill.node.dp_training import Report
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, TrainStep
+from fedstill.node.stacked_calls import LossTerm
 from fedstill.node.stacked_modules import stack_tensors
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span, cosine_lr, set_lr
 from fedstill.tasks import Task
@@ -58,6 +59,7 @@ def train(
     steps: int | None = None,
     report: Report | None = None,
     train_step: TrainStep | None = None,
+    term: LossTerm | None = None,
     roles: Sequence[str] = ("model",),
     purpose: str = "local",
 ) -> int:
@@ -74,20 +76,20 @@ def train(
         steps: maximum number of steps now; None: all that are left.
         report: called after each step with nodes, steps done and losses.
         train_step: one training step; None: a step of the model on the task's loss.
+        term: term that is added to the task's loss, without ``train_step``; it depends on no record.
         roles: roles of the networks that ``train_step`` trains. All others stay in evaluation mode.
         purpose: name of the steps' random streams.
 
     Returns:
         Number of steps of the span done in total.
     """
-    private = nodes[0].dp_sgd_parameters.get("model")
-    if private is not None:
+    if (private := nodes[0].dp_sgd_parameters.get("model")) is not None:
         if train_step is not None or len(nodes) > 1:
-            option = f"privacy of {nodes[0].name}"
-            raise ArgumentError(option, "dp-sgd", "a method that trains on the task's loss")
-        arguments = (nodes[0], task, config, compute)
+            expected = "a method that trains on the task's loss"
+            raise ArgumentError(f"privacy of {nodes[0].name}", "dp-sgd", expected)
         position: dict[str, Any] = {"span": span, "start": start, "steps": steps}
-        return dp_training.train_privately(*arguments, dp=private, report=report, purpose=purpose, **position)
+        how: dict[str, Any] = {"report": report, "term": term, "purpose": purpose}
+        return dp_training.train_privately(nodes[0], task, config, compute, dp=private, **how, **position)
     totals = {node.name: max(config.steps(len(node.data)), span.parts) for node in nodes}
     spans = {node.name: span.steps(totals[node.name]) for node in nodes}
     nodes = sorted(nodes, key=lambda node: -len(spans[node.name]))  # stable sort, longest first
@@ -98,8 +100,8 @@ def train(
     for role in nodes[0].modules:
         group.module(role).train(role in roles)
     if train_step is None:
-        train_step = make_task_loss_step(task, config)
-        if can_capture_training(nodes, lengths[0], compute):
+        train_step = make_task_loss_step(task, config, term)
+        if term is None and can_capture_training(nodes, lengths[0], compute):
             train_step = capture_train_step(nodes[0], compute, train_step)
     end = lengths[0] if steps is None else min(lengths[0], start + steps)
     for step in range(start, end):
@@ -127,12 +129,12 @@ def train(
     return end
 
 
-def make_task_loss_step(task: Task, config: LocalConfig) -> TrainStep:
-    """Return a training step of each model on the task's loss."""
+def make_task_loss_step(task: Task, config: LocalConfig, term: LossTerm | None = None) -> TrainStep:
+    """Return a training step of each model on the task's loss, and on a further term if there is one."""
 
     def train_step(group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         losses = task.loss(group.module("model")(inputs), targets, config.smoothing)  # (G,)
-        group.step("model", losses)
+        group.step("model", losses if term is None else losses + term(group, len(inputs)))
         return losses
 
     return train_step
@@ -149,12 +151,8 @@ class _BatchStream:
         """Return inputs ``(batch, C, H, W)`` and targets ``(batch, ...)`` of one batch."""
         total = len(self.node.data)
         start, end = number * self.size, (number + 1) * self.size
-        indices = [
-            self._shuffled_indices(pass_number)[
-                max(start - pass_number * total, 0) : end - pass_number * total
-            ]
-            for pass_number in range(start // total, (end - 1) // total + 1)
-        ]
+        passes = range(start // total, (end - 1) // total + 1)
+        indices = [self._shuffled_indices(p)[max(start - p * total, 0) : end - p * total] for p in passes]
         data = self.node.data.subset(copy_to_device(torch.cat(indices), self.node.data.inputs.device))
         if self.augment == "none":
             return data.inputs, data.targets
@@ -163,10 +161,7 @@ class _BatchStream:
 
     def _shuffled_indices(self, pass_number: int) -> torch.Tensor:
         if pass_number not in self._passes:
-            self._passes = {
-                number: order for number, order in self._passes.items() if number == pass_number - 1
-            }
-            self._passes[pass_number] = torch.randperm(
-                len(self.node.data), generator=self.node.random_generator("pass", pass_number)
-            )
+            self._passes = {p: order for p, order in self._passes.items() if p == pass_number - 1}
+            generator = self.node.random_generator("pass", pass_number)
+            self._passes[pass_number] = torch.randperm(len(self.node.data), generator=generator)
         return self._passes[pass_number]

@@ -82,11 +82,6 @@ class NodeGroup:
         for node, vector in zip(self.nodes[: len(vectors)], vectors, strict=True):
             load_vector(node.modules[role].get_submodule(submodule), vector)
 
-    def sample_batch(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sample each node's own examples: inputs ``(G, size, ...)`` and targets ``(G, size, ...)``."""
-        parts = [node.sample_batch(size, *purpose) for node in self.nodes]
-        return stack_tensors([part.inputs for part in parts]), stack_tensors([part.targets for part in parts])
-
     def step(self, role: str, losses: torch.Tensor) -> None:
         """Take one optimizer step of each node's network on its own loss.
 
@@ -108,10 +103,7 @@ class NodeGroup:
                 raise QueryRefused(node.name, "train_locally", rule)
         for node in self.nodes[: len(losses)]:
             if role not in node.optimizers:
-                expected = (
-                    "a network with an optimizer: a model has one in a step of node.train only, other "
-                    "networks that of node.add_module; node.train_on trains a model on given inputs"
-                )
+                expected = "a network with an optimizer: a model has one in a step of node.train only"
                 raise ArgumentError("role of node.step", role, expected)
         stacked.backward(losses)
         for node in self.nodes[: len(losses)]:

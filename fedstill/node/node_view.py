@@ -28,6 +28,7 @@ from fedstill.node.stacked_calls import (
     Purpose,
     QuerySamples,
     View,
+    group_term,
     group_train_step,
     holds_stacked_tensor,
     with_data,
@@ -124,6 +125,7 @@ class NodeView:
         span: Span,
         step: NodeTrainStep | None = None,
         *,
+        term: Callable[..., torch.Tensor] | None = None,
         roles: Sequence[str] = ("model",),
         purpose: str = "local",
         local: LocalConfig | None = None,
@@ -138,27 +140,31 @@ class NodeView:
             span: the part of the local training.
             step: one training step, ``step(node, number, x, y, **given)``: it calls :meth:`step` and
                 returns the loss. None: a step of the model on the task's loss.
+            term: term that is added to the task's loss, ``term(node, number, **given)``. It must depend on no
+                record. A model that trains privately adds its gradient after the noise, at no cost.
             roles: networks in training mode during a step.
             purpose: name of the random streams of batches and augmentation.
             local: options of the training; None: those of the setting.
-            given: further tensors of the node that ``step`` needs, by name.
+            given: further tensors of the node that ``step`` or ``term`` needs, by name.
 
         Raises:
-            ArgumentError: in a stacked call, ``step`` holds a tensor of the node itself.
+            ArgumentError: ``step`` holds a tensor of the node itself in a stacked call, or is given together
+                with ``term``, or to a model that trains privately.
+            QueryRefused: the model trains privately, and the function or ``term`` has read the records.
         """
         call, setting, given = self._call, self.setting, given or {}
         call.require_no_capture("node.train")
-        if call.index is not None and holds_stacked_tensor(step):
-            expected = "each tensor of the node in given, from which step gets it as an argument"
+        if step is not None and term is not None:
+            raise ArgumentError("term of node.train", "given with a step", "a step that adds it itself")
+        if call.index is not None and holds_stacked_tensor(step or term):
+            expected = "each tensor of the node in given, from which it gets it as an argument"
             raise ArgumentError("step of node.train", "a function that holds a tensor of the node", expected)
         config = setting.local if local is None else local
 
         def train_group(*values: torch.Tensor) -> None:
-            train_step = None
-            if step is not None:
-                by_name = dict(zip(given, values, strict=True))
-                make_view = partial(NodeView, setting=setting, number=call.number)
-                train_step = group_train_step(step, call.nodes, by_name, make_view)
+            by_name = dict(zip(given, values, strict=True))
+            make_view = partial(NodeView, setting=setting, number=call.number)
+            train_step = None if step is None else group_train_step(step, call.nodes, by_name, make_view)
             if "model" in roles:
                 local_training.attach_optimizers(call.nodes, config)
             local_training.train(
@@ -168,6 +174,7 @@ class NodeView:
                 setting.compute,
                 span=span,
                 train_step=train_step,
+                term=None if term is None else group_term(term, call.nodes, by_name, make_view),
                 roles=roles,
                 purpose=purpose,
             )

@@ -113,9 +113,13 @@ class PrivacyMechanism:
         elif self.protects and unprotected:
             detail = f"it trains {', '.join(unprotected)} without noise"
             rule = f"mechanism {self.name} cannot protect it: {detail}"
-        elif "model" in self.config.dp_trained and query.span is not None and query.details.extra_loss:
+        elif (
+            "model" in self.config.dp_trained
+            and query.span is not None
+            and (extra := query.details.extra_loss)
+            and query.details.extra_loss_reads_records
+        ):
             kinds = ", ".join(sorted(set(query.releases.values()))) or "it"
-            extra = query.details.extra_loss
             detail = f"its model is also trained on {extra}, and noise covers the task's loss only"
             rule = f"mechanism {self.name} cannot protect {kinds}: {detail}"
         else:

@@ -29,6 +29,10 @@ Purpose = tuple[str | int | None, ...]  # None: the query's number
 View = Callable[[TensorData], TensorData]
 SampleRequest = tuple[int, Purpose, View | None]
 
+# A term of the loss that depends on no record: group and number of its nodes still in training, to one value
+# for each of these nodes (G,). It is called once in each step.
+LossTerm = Callable[[NodeGroup, int], torch.Tensor]
+
 
 class QuerySamples:
     """Samples of the nodes' own examples that a query's function takes, so that they can be taken before it.
@@ -222,6 +226,32 @@ def holds_stacked_tensor(function: Any) -> bool:
         with suppress(ValueError):  # a variable that is not assigned yet
             held.append(cell.cell_contents)
     return any(isinstance(each, torch.Tensor) and is_batchedtensor(each) for each in held)
+
+
+def group_term(
+    term: Callable[..., torch.Tensor],
+    nodes: Sequence[Node],
+    given: Mapping[str, torch.Tensor],
+    make_view: Callable[..., Any],
+) -> LossTerm:
+    """Return the terms of the loss of a group's nodes, each the node's own ``term(node, number, **given)``.
+
+    Arguments are those of :func:`group_train_step`.
+    """
+    rows, numbers = {node.name: row for row, node in enumerate(nodes)}, itertools.count()
+
+    def values(group: NodeGroup, count: int) -> torch.Tensor:
+        order = [rows[node.name] for node in group.nodes[:count]]
+        number = next(numbers)
+        terms: torch.Tensor = map_nodes(
+            lambda node, **mine: term(node, number, **mine),
+            partial(make_view, group),
+            count,
+            {name: tensor[order] for name, tensor in given.items()},
+        )
+        return terms
+
+    return values
 
 
 def group_train_step(

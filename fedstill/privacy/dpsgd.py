@@ -309,14 +309,24 @@ class _ModuleFunction(nn.Module):
 def public_gradient(
     module: nn.Module, trained: dict[str, nn.Parameter], public_loss: PublicLoss
 ) -> torch.Tensor:
-    """Return the gradient of a loss on public data, ``(P,)`` in the order of :func:`clipped_sum_and_loss`."""
-    leaves = {f"module.{name}": parameter.detach().requires_grad_() for name, parameter in trained.items()}
-    with torch.enable_grad():
-        loss = functional_call(_ModuleFunction(module, public_loss), leaves, ())
-        leaf_tensors = list(leaves.values())
-        gradients: Sequence[torch.Tensor | None] = torch.autograd.grad(loss, leaf_tensors, allow_unused=True)
-    pairs = zip(gradients, leaf_tensors, strict=True)
-    return torch.cat([(torch.zeros_like(leaf) if g is None else g).flatten() for g, leaf in pairs])
+    """Return the gradient of a loss that depends on no record, ``(P,)`` in the order of
+    :func:`clipped_sum_and_loss`.
+    """
+    parameters = list(trained.values())
+    required = [parameter.requires_grad for parameter in parameters]
+    gradients: Sequence[torch.Tensor | None] = [None] * len(parameters)
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        with torch.enable_grad():
+            loss = public_loss(module)
+            if loss.requires_grad:
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    finally:
+        for parameter, before in zip(parameters, required, strict=True):
+            parameter.requires_grad_(before)
+    pairs = zip(gradients, parameters, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
 
 
 def augmentation_numbers(inputs: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:

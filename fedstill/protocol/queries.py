@@ -43,6 +43,7 @@ class QueryDetails:
         gradients: payload kind of the released gradients.
         extra_loss: description of the terms that its training adds to the task's loss from the second step or
             round on. An attack that assumes the task's loss alone is weaker for it.
+        extra_loss_reads_records: whether these terms depend on records; others need no noise.
         postprocess: function of response and sent tensors, applied after the gate's noise and before the
             response is sent, such as a quantizer. It never sees private values.
         owner_only: tensors of the request that are sent only to the node whose releases they come from.
@@ -62,6 +63,7 @@ class QueryDetails:
     width: int = 0
     gradients: PayloadKind = GRADIENTS
     extra_loss: str = ""
+    extra_loss_reads_records: bool = True
     postprocess: Postprocess | None = None
     owner_only: tuple[str, ...] = ()
     shift_seed: str = ""

@@ -544,7 +544,7 @@ def test_rejects_mechanism_that_cannot_protect_the_method(
     clinic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "it does not declare depends_on_records" in stdout_of(
-        capsys, "plan", str(clinic), "digits-fedgen", code=2
+        capsys, "plan", str(clinic), "digits-fedproto", code=2
     )
     assert "the run is missing" in stdout_of(capsys, "plan", str(clinic), code=2)
 

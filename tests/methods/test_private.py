@@ -54,6 +54,8 @@ ASKING = [
 CASES = [
     *ASKING,
     ("fedavg", {}, "dp-sgd"),
+    ("fedprox", {"mu": 1.0}, "dp-sgd"),
+    ("fedgen", {}, "dp-sgd"),
     ("fedftg", {}, "dp-sgd"),
     ("dsfl", {}, "dp-sgd"),
     ("dsfl", {}, "noisy-outputs"),

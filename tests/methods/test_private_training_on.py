@@ -1,4 +1,6 @@
-"""``node.train_on`` under DP-SGD: examples that may depend on the node's records are refused."""
+"""Training under DP-SGD on given examples, or with a term of the loss, that may depend on the node's records
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from fedstill.core.errors import QueryRefused
 from fedstill.methods import Method, NodeSetting, NodeView, Query, Server, payload_kinds
 from fedstill.models.module_utils import to_vector
 from fedstill.privacy.config import DPTrainingConfig
+from fedstill.protocol.local_config import FULL_TRAINING
 from tests.support.bright_rows import bright_rows, few
 
 
@@ -69,6 +72,22 @@ FUNCTIONS: dict[str, Callable[[NodeView], None]] = {
 ALLOWED = ("on_public", "before_records")
 
 
+def toward_zero(node: NodeView, step: int) -> torch.Tensor:
+    return torch.stack([w.square().sum() for w in node.model.named_parameters().values()]).sum()
+
+
+def toward_sample(node: NodeView, step: int) -> torch.Tensor:
+    x, y = node.sample(4, "term", step)
+    return node.loss(node.model(x), y)
+
+
+def toward_data(node: NodeView, step: int) -> torch.Tensor:
+    return node.loss(node.model(node.data.inputs), node.data.targets)
+
+
+TERMS = {term.__name__: term for term in (toward_zero, toward_sample, toward_data)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trains(Method):
     """One query that trains on some examples; with ``warm_up``, an earlier query only reads the records."""
@@ -83,6 +102,9 @@ class Trains(Method):
         logits = {"logits": payload_kinds.LOGITS}
         yield Query(self.read, releases=logits, times=1, depends_on_records=())
         yield Query(self.learn, releases=logits, times=1, depends_on_records=())
+        if self.how in TERMS:
+            whole = {"span": lambda sent: FULL_TRAINING}
+            yield Query(self.learn_with_term, releases=logits, times=1, depends_on_records=(), **whole)
 
     def read(self, node: NodeView) -> Mapping[str, torch.Tensor]:
         node.cached("own", 0, lambda: node.data.inputs[:8].clone())
@@ -92,10 +114,15 @@ class Trains(Method):
         FUNCTIONS[self.how](node)
         return {"logits": node.predict(node.public.inputs)}
 
+    def learn_with_term(self, node: NodeView) -> Mapping[str, torch.Tensor]:
+        node.train(FULL_TRAINING, term=TERMS[self.how])
+        return {"logits": node.predict(node.public.inputs)}
+
     def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         if self.warm_up:
             server.query("read")
-        return {"mean": server.query("learn")["logits"].mean().item()}
+        query = "learn" if self.how in FUNCTIONS else "learn_with_term"
+        return {"mean": server.query(query)["logits"].mean().item()}
 
 
 def run(how: str, private: bool = True, warm_up: bool = False) -> list[bool]:
@@ -130,3 +157,14 @@ def test_cached_records_of_an_earlier_query_are_refused() -> None:
 
 def test_each_query_tracks_its_own_reads() -> None:
     assert run("on_public", warm_up=True) == [True, True]
+
+
+def test_private_nodes_train_with_a_term_that_reads_no_record() -> None:
+    assert run("toward_zero") == [True, True]
+
+
+@pytest.mark.parametrize("how", ["toward_sample", "toward_data"])
+def test_private_nodes_refuse_terms_that_read_records(how: str) -> None:
+    with pytest.raises(QueryRefused, match="has read the node's records"):
+        run(how)
+    assert run(how, private=False) == [True, True]

@@ -551,6 +551,29 @@ def test_full_batch_without_clipping_matches_plain_training(optimizer: Any, mode
     assert group["lr"] == pytest.approx(0.001), "the schedule ends at its final value"
 
 
+def test_term_of_the_loss_is_added_after_clipping_and_noise() -> None:
+    """Of two steps the first is that without the term, whose gradient 30 (w - start) is 0 there."""
+    config = LocalConfig(epochs=2, batch=20, optimizer="sgd", lr=0.01, lr_end=0.01, momentum=0.0)
+    dp, start, calls = private(noise=0.5, clip=0.1), vector(prepared(config=config).model), []
+
+    def term(group: Any, count: int) -> torch.Tensor:
+        calls.append(count)
+        w = torch.cat([each.flatten() for each in group.module("model").trainable_parameters(1).values()])
+        return 15 * (w - start).square().sum().view(1)
+
+    steps = {}
+    for name, extra in (("without", None), ("with", term)):
+        node, after = prepared(config=config), []
+        for first in range(2):
+            dp_training.train_privately(node, TASK, config, COMPUTE, dp=dp, start=first, steps=1, term=extra)
+            after.append(vector(node.model))
+        steps[name] = after
+    assert calls == [1, 1]
+    torch.testing.assert_close(steps["with"][0], steps["without"][0], rtol=0, atol=0)
+    expected = steps["without"][1] - 0.01 * 30 * (steps["without"][0] - start)
+    torch.testing.assert_close(steps["with"][1], expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("augment", ["none", "shift-flip"])
 def test_resumed_private_training_equals_uninterrupted(augment: Any) -> None:
     config = LocalConfig(epochs=3, batch=8, augment=augment)

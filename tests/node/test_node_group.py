@@ -136,19 +136,6 @@ def test_channels_last_node_resumes_from_state(optimizer: str, before: bool, aft
     same_state([one.model for one in second], [one.model for one in whole])
 
 
-def test_group_sample_equals_node_samples() -> None:
-    nodes = [node(name, network("mlp:8", 0), size) for name, size in (("a", 6), ("bb", 9))]
-    inputs, targets = NodeGroup(nodes).sample_batch(5, "critic", 3)
-    for row, one in enumerate(nodes):
-        mine = one.sample_batch(5, "critic", 3)
-        assert torch.equal(inputs[row], mine.inputs)
-        assert torch.equal(targets[row], mine.targets)
-        for image, target in zip(mine.inputs, mine.targets, strict=True):
-            index = (one.data.inputs == image).flatten(1).all(1).nonzero()
-            assert one.data.targets[index.item()] == target
-    assert not torch.equal(inputs, NodeGroup(nodes).sample_batch(5, "critic", 4)[0])
-
-
 def test_copy_is_independent_of_training() -> None:
     nodes = [node(f"n{index}", network("resnet8:4", index)) for index in range(2)]
     for one in nodes:

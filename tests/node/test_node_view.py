@@ -286,6 +286,49 @@ def test_stacked_training_gives_each_step_the_tensors_of_its_node(span: Span) ->
     assert numbers == [*range(max(steps)), *(number for each in steps for number in range(each))]
 
 
+@pytest.mark.parametrize("span", [FULL_TRAINING, Span.part(1, 2)])
+def test_stacked_training_adds_the_term_of_each_node(span: Span) -> None:
+    numbers: list[int] = []
+
+    def term(node: NodeView, number: int, anchor: torch.Tensor) -> torch.Tensor:
+        numbers.append(number)
+        noise = node.random(lambda generator: torch.rand((), generator=generator), "noise", number)
+        parameters = node.model.named_parameters()
+        return (0.5 + noise) * sum((w - anchor.mean()).square().sum() for w in parameters.values())
+
+    def train(node: NodeView, anchor: torch.Tensor) -> Outputs:
+        node.train(span, term=term, given={"anchor": anchor})
+        return {"parameters": node.parameters()}
+
+    def step(node: NodeView, number: int, x: torch.Tensor, y: torch.Tensor, anchor: torch.Tensor) -> Any:
+        loss = node.loss(node.model(x), y) + term(node, number, anchor)
+        node.step("model", loss)
+        return loss
+
+    def train_by_steps(node: NodeView, anchor: torch.Tensor) -> Outputs:
+        node.train(span, step, given={"anchor": anchor})
+        return {"parameters": node.parameters()}
+
+    anchor = torch.randn(3, CLASSES, generator=torch.Generator().manual_seed(0))
+    check(train, changes=True, tolerance=1e-4, anchor=anchor)
+    steps = [len(span.steps(-(-2 * size // LOCAL.batch))) for size in SIZES]
+    assert numbers == [*range(max(steps)), *(number for each in steps for number in range(each))]
+    found = map_group(train, NodeGroup(nodes_of()), setting_of(), NUMBER, {"anchor": anchor})
+    by_steps = map_group(train_by_steps, NodeGroup(nodes_of()), setting_of(), NUMBER, {"anchor": anchor})
+    torch.testing.assert_close(found, by_steps, rtol=0, atol=0)
+
+
+def test_training_takes_a_step_or_a_term() -> None:
+    def train(node: NodeView) -> Outputs:
+        node.train(
+            FULL_TRAINING, lambda node, *batch: torch.zeros(()), term=lambda node, number: torch.ones(())
+        )
+        return {}
+
+    with raises_invalid("term of node.train", ANY, "step"):
+        map_group(train, NodeGroup(nodes_of()), setting_of(), 0, {})
+
+
 def test_stacked_training_of_other_networks_equals_training_of_each_node() -> None:
     local = LocalConfig(epochs=1, batch=4, lr=0.02, optimizer="adam")
 
