@@ -62,6 +62,7 @@ from fedstill.runs.simulation import Simulation
 POPULATION_SHARE = 4  # one in so many test records is in RMIA's population
 MAX_POPULATION = 500
 SHADOW_TEST_RECORDS = 100  # for the evaluation of shadow federations, which is not used
+MAX_OTHER_NODES = 64  # whose models are copied for co-op LiRA; from as many, each record has its own variance
 REPORTED_RATE = 0.01  # false positive rate in comparisons
 AUC, RESPONSES_AUC, TPR = "membership_auc", "responses_auc", "tpr_at_1_percent"
 COOP = "coop-lira"
@@ -301,8 +302,9 @@ def _attack_responses(
 
 
 def _responses_of_others(target: Target, node: Node, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the last inputs and responses ``(count, ...)`` of each other node that released so many finite
-    ones; none if co-op LiRA has too few nodes.
+    """Return the last inputs and responses ``(count, ...)`` of other nodes that released so many finite ones.
+
+    These are the first :data:`MAX_OTHER_NODES` nodes; none if co-op LiRA has too few.
     """
     pairs = [target.transcript.responses(other.name) for other in target.nodes if other is not node]
     others = [
@@ -310,7 +312,7 @@ def _responses_of_others(target: Target, node: Node, count: int) -> list[tuple[t
         for inputs, logits in (pair for pair in pairs if pair is not None)
         if len(logits) >= count and bool(logits[-count:].isfinite().all())
     ]
-    return others if len(others) >= MIN_OTHER_NODES else []
+    return others[:MAX_OTHER_NODES] if len(others) >= MIN_OTHER_NODES else []
 
 
 def _attack_record(

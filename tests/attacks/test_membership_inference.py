@@ -148,7 +148,7 @@ def test_attacks_responses_of_largest_node_through_proxy(monkeypatch: pytest.Mon
     assert len(none) == 1
 
 
-def test_coop_lira_uses_copies_of_the_other_nodes() -> None:
+def test_coop_lira_uses_copies_of_the_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     method = {"name": "fedkd", "student": {"epochs": 1}, "levels": 0, "gamma": float("inf")}
     nodes, split = {"models": ["mlp:32"], "local": HARD}, {"nodes": 4, "alpha": 100.0}
     again = replay(method, outputs_only=True, public={"name": "held-out"}, nodes=nodes, split=split)
@@ -165,6 +165,9 @@ def test_coop_lira_uses_copies_of_the_other_nodes() -> None:
     assert [each["name"] for each in all_nodes["attacks"]] == ["loss", "coop-lira"]
     assert (all_nodes["other_nodes"], skipped) == (3, [])
     assert all_nodes["view"].endswith("co-op LiRA compares it with copies of 3 other nodes' models")
+    with monkeypatch.context() as limited:
+        limited.setattr(membership_inference, "MAX_OTHER_NODES", 2)
+        assert attack()[0]["other_nodes"] == 2
     largest = max(experiment.nodes, key=lambda node: len(node.data)).name
     first, second, _ = (node.name for node in experiment.nodes if node.name != largest)
     (number,) = transcript._logits_by_node[first]
