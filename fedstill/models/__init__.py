@@ -262,7 +262,9 @@ def _parse_model_name(spec: str, form: Form | None = None) -> tuple[str, dict[st
     suggestion = closest_name(name, known)
     hint = "" if suggestion is None else f"; did you mean {suggestion!r}?"
     custom = " or package.module:factory" if form == "rows" else ", hf:folder or package.module:factory"
-    inputs = "" if form is None else f", as inputs are {'rows of a table' if form == 'rows' else form}"
+    inputs = (
+        "" if form is None else f", as inputs are {'rows of a table or features' if form == 'rows' else form}"
+    )
     raise ArgumentError("model", spec, f"one of {', '.join(known)} (with :width){custom}{inputs}{hint}")
 
 

@@ -13,10 +13,10 @@ from fedstill.attacks.attack import Leakage
 from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_count, join_names
 from fedstill.report import privacy_section
-from fedstill.report.records import RESULT_FILE, NodeInfo, Result
+from fedstill.report.records import RESULT_FILE, Result
 from fedstill.report.run_page import detail_sentences, lead_sentence
 from fedstill.report.run_tables import interval_label, metrics_table
-from fedstill.report.tables import Cell, Column, Row, Table, markdown
+from fedstill.report.tables import markdown
 
 CARD_FILE = "README.md"
 PIPELINES = {"classification": "image-classification", "multi-label": "image-classification",
@@ -53,8 +53,6 @@ Inputs: {inputs}. Classes or outputs: {classes}.
 
 {data}
 
-{nodes}
-
 ## Metrics
 
 Measured on {test}.{intervals}
@@ -86,8 +84,8 @@ Created by fedstill {version}, {date}: `{command}`
 def model_card(folder: Path, inputs: str, usage: str) -> str:
     """Return the model card of a finished run's student in Markdown.
 
-    A card is public: it states data of a node only if the node released them without noise, although the
-    report of a simulation shows more.
+    A card is public, and what nodes released to their server is not. So it has no counts of single nodes, and
+    the number of all training examples only if nodes released their sizes without noise.
 
     Args:
         folder: folder of the run.
@@ -105,33 +103,21 @@ def model_card(folder: Path, inputs: str, usage: str) -> str:
     # With a privacy mechanism, nodes release noisy counts if any, but the result of a simulation has exact
     # ones.
     private = any(node.mechanism != "none" for node in result.node_privacy)
-    public_counts = set() if private else set(result.releases) & {COUNTS, SIZES}
-    by_class = COUNTS in public_counts and any(node.label_counts for node in result.nodes)
-    rows = [
-        Row(
-            node.name,
-            [
-                Cell(None if node.examples is None else f"{node.examples:,}"),
-                *(Cell(None if count is None else f"{count:,}") for count in _class_counts(node, by_class)),
-            ],
-        )
-        for node in (result.nodes if public_counts else ())
-    ]
+    has_size = not private and bool({COUNTS, SIZES} & set(result.releases))
     # With a privacy mechanism, metrics of models trained without it are withheld.
     scores = metrics_table(result)
     shown = [row for row in scores.rows if row.highlight or not private]
-    columns = [Column("examples"), *(Column(name) for name in names * by_class)]
     pipeline = PIPELINES.get(task := str(read_result(folder / RESULT_FILE)["task"]), "")
     public = result.public
     training = (
-        f"{_count(data.train)} training examples" if public_counts else "training examples (number withheld)"
+        f"{_count(data.train)} training examples" if has_size else "training examples (number withheld)"
     )
     sentences = [
         f"Data set {data.name or NOT_MEASURED}: {training} at {format_count(len(result.nodes), 'node')}, "
         f"{_count(data.test)} test examples.",
         f"Split: {result.split.about}." if result.split.about else "",
         f"Public data: {public.name}, {_count(public.examples)} examples." if public.name else "",
-        (data.note or "") if public_counts else "",
+        f"Note: {data.note}." if data.note and has_size else "",
     ]
     fields: dict[str, Any] = {
         "pipeline": f"pipeline_tag: {pipeline}\n" if pipeline else "",
@@ -145,7 +131,6 @@ def model_card(folder: Path, inputs: str, usage: str) -> str:
         "classes": join_names(names) or NOT_MEASURED,
         "training": f"{lead_sentence(result)} {detail_sentences(result)}",
         "data": " ".join(part for part in sentences if part),
-        "nodes": "\n".join(markdown(Table("", "node", columns, rows))) if rows else "",
         "test": f"{_count(data.test)} test examples",
         "intervals": f" Intervals: {interval_label(result)}." if result.intervals else "",
         "metrics": "\n".join(markdown(replace(scores, rows=shown))),
@@ -160,10 +145,6 @@ def model_card(folder: Path, inputs: str, usage: str) -> str:
         "command": result.command or "from Python",
     }
     return CARD.format(**fields)
-
-
-def _class_counts(node: NodeInfo, by_class: bool) -> tuple[int | None, ...]:
-    return (node.label_counts or ()) if by_class else ()
 
 
 def _count(count: int | None) -> str:

@@ -447,11 +447,7 @@ def build_setting(spec: RunSpec, loaded: LoadedData) -> Setting:
     ):
         expected = "none, as no model of nodes.models has a pretrained encoder without weights"
         raise ArgumentError("nodes.encoder_weights", spec.nodes.encoder_weights, expected)
-    centralized_model = (
-        _build_initial_network(spec, data, spec.student.model, "student")
-        if spec.evaluation.centralized
-        else None
-    )
+    centralized_model = _build_student(spec, data) if spec.evaluation.centralized else None
     sites = spec.split.distinct_node_values(_columns_to_split(spec, data)) or [""] * len(parts)
     task, shape = run_task(spec, data.classes), tuple(data.test.inputs.shape[1:])
     interface = Interface(task, data.classes, shape, data.vocabulary, data.mean, data.std, data.schema)
@@ -475,7 +471,7 @@ def build_server_setting(spec: RunSpec, loaded: LoadedData) -> Setting:
     return Setting(
         spec=spec,
         task=run_task(spec, data.classes),
-        student=_build_initial_network(spec, data, spec.student.model, "student"),
+        student=_build_student(spec, data),
         test=_test_set(spec, data),
         public=loaded.public,
         classes=data.classes,
@@ -506,18 +502,14 @@ def _test_set(spec: RunSpec, data: DataSet) -> TensorData:
     return replace(test, cases=CaseIndex(each, names, sites))
 
 
-def _build_initial_network(spec: RunSpec, data: DataSet, name: str, *purpose: str | int) -> torch.nn.Module:
-    """Build the student's network with initial weights, which depend on the seed and the purpose."""
-    network = models.build(
-        name,
-        tuple(data.test.inputs.shape[1:]),
-        len(data.classes),
-        spec.seed,
-        *purpose,
-        vocabulary=data.vocabulary,
-        mean=data.mean,
-        std=data.std,
-    )
+def _build_student(spec: RunSpec, data: DataSet) -> torch.nn.Module:
+    """Build the student's network with initial weights, which depend on the seed."""
+    shape, name = tuple(data.test.inputs.shape[1:]), spec.student.model
+    how: dict[str, Any] = {"vocabulary": data.vocabulary, "mean": data.mean, "std": data.std}
+    try:
+        network = models.build(name, shape, len(data.classes), spec.seed, "student", **how)
+    except ArgumentError as error:
+        raise ArgumentError("student.model", name, error.expected) from error
     custom_model.load_encoder(network, spec.student.encoder_weights, "student.encoder_weights")
     return network
 

@@ -303,6 +303,7 @@ def test_gaussian_queries_without_features_are_refused() -> None:
         ({"features": {"weights": "absent.pt"}}, "features.weights"),
         ({"features": {"normalize": "public", "components": 129}}, "features.components = 129"),
         ({"nodes": {"models": ["small-cnn"]}}, "nodes.models = 'small-cnn'"),
+        ({"student": {"model": "small-cnn"}}, "student.model = 'small-cnn'"),
     ],
 )
 def test_inapplicable_features_are_refused_before_the_run(

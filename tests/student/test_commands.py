@@ -204,12 +204,12 @@ def test_model_card_has_facts_of_run(run: Path, command: Main, tmp_path: Path) -
         "No attacks were run",
         "parameters (",
         'torch.jit.load("student.pt")(tensor)',
-        "| node | examples |",  # FedAvg releases sample counts, but no class counts
     ):
         assert fact in card
+    assert "node-0" not in card, "counts of single nodes are not public"
 
 
-def test_model_card_omits_unreleased_counts(run: Path, tmp_path: Path) -> None:
+def test_model_card_omits_unreleased_sizes(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     file = tmp_path / "run" / "result.json"
     result = json.loads(file.read_text(encoding="utf-8"))
@@ -219,9 +219,9 @@ def test_model_card_omits_unreleased_counts(run: Path, tmp_path: Path) -> None:
         file.write_text(json.dumps({**result, "releases": leaves, "privacy": privacy}), encoding="utf-8")
         return model_card(tmp_path / "run", "rows", "")
 
-    assert "| node | examples | no | yes |" in card("label counts", "parameters")
-    assert "| node |" not in card("parameters")
-    assert "| node |" not in card("label counts", "parameters", mechanism="dp-sgd")
+    assert "144 training examples" in card("label counts", "parameters")
+    assert "node-0" not in card("label counts", "parameters")
+    assert "144" not in card("label counts", "parameters", mechanism="dp-sgd")
     assert "144" not in card("parameters")
     result["notes"] = ["no node holds an example of yes"]
     open_, private = card("parameters"), card("parameters", mechanism="dp-sgd")
