@@ -14,6 +14,7 @@ from fedstill.cli.run import resumable
 from fedstill.cli.suite import SuiteCall, run_suite
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.options import PositiveInt
+from fedstill.core.private_files import alone_in
 from fedstill.core.text_format import format_count
 
 if TYPE_CHECKING:
@@ -108,19 +109,24 @@ def reproduce(
     changes = _changes(entry.reproduction_with_runs, scale, name, call)
     if plan:
         return print(_plan(entry, scale, seeds, changes), end="")
-    before = _existing_record(entry, scale, seeds) if only and record else None
+    if only and record:
+        _existing_record(entry, scale, seeds)  # refused before the runs
     measured = _run_missing_and_read_metrics(
         entry, scale, seeds, only, read_jobs(jobs), device_names(devices), changes, out, call, quiet
     )
-    if only and record:
-        asked = entry.comparison(scale).planned_runs(only)
-        rows = {(place.setting, place.label) for place in asked}
-        measured = (
-            measured.part(only, rows) if before is None else before.with_updated_rows(measured, only, rows)
-        )
-    table = write_table(entry, measured, out / entry.scaled_name(scale))
     if record:
-        measured.write(entry.record_file(scale))
+        with alone_in(entry.record_file(scale).parent):  # other commands add rows, too
+            if only:
+                asked = entry.comparison(scale).planned_runs(only)
+                rows = {(place.setting, place.label) for place in asked}
+                before = _existing_record(entry, scale, seeds)
+                measured = (
+                    measured.part(only, rows)
+                    if before is None
+                    else before.with_updated_rows(measured, only, rows)
+                )
+            measured.write(entry.record_file(scale))
+    table = write_table(entry, measured, out / entry.scaled_name(scale))
     if as_json:
         return print_json(asdict(measured))
     print(table.read_text(encoding="utf-8"), end="")

@@ -12,6 +12,7 @@ from fedstill.cli.compare import changes_of, device_names, read_jobs
 from fedstill.cli.console import print_json
 from fedstill.cli.run import resumable
 from fedstill.core.errors import ArgumentError
+from fedstill.core.private_files import alone_in
 
 if TYPE_CHECKING:
     from fedstill.compare.comparison import Comparison
@@ -64,11 +65,11 @@ def run_suite(arguments: SuiteCall, call: Call) -> None:
         folder = arguments.out / SUITE / slug("-".join([part.name, *labels, *options]))
         rows = _run_part(part, plan, folder, arguments, call)
         write_rows(folder / ROWS_FILE, rows)
-        recorded = part.recorded_rows()
         if arguments.record:
-            write_rows(part.results_file, merge_rows(recorded, rows))
+            with alone_in(part.results_file.parent):  # other commands add rows, too
+                write_rows(part.results_file, merge_rows(part.recorded_rows(), rows))
         # Other options give other conditions than those of the recorded rows.
-        shown.append((part, rows if changed else merge_rows(recorded, rows)))
+        shown.append((part, rows if changed else merge_rows(part.recorded_rows(), rows)))
         if not arguments.as_json:
             print(f"Rows: {folder / ROWS_FILE}")
             print(f"Report: {folder / 'compare.html'}\n")

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -96,6 +97,18 @@ def lock_file(file: int) -> None:
             if time.monotonic() > end:
                 raise
             time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Wait for the lock of a folder, and hold it, to read a file there and replace it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_locked(path: Path) -> bool:

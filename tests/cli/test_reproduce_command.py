@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedstill.cli import reproduce
 from fedstill.cli.main import main
 from fedstill.compare import reproduction
 from fedstill.compare.reproduction import ReproducedMetric, ReproductionRecord
@@ -171,6 +173,17 @@ def test_table_is_run_recorded_and_resumed(
     assert renewed.rows == record.rows
     where = f"Run on {record.date}:"  # on the machine of the record
     assert renewed.note == f"{where} standalone. {where} fedavg."
+    real = reproduce._run_missing_and_read_metrics
+
+    def while_another_command_records(*arguments: Any) -> Any:
+        measured = real(*arguments)
+        made.write_text(json.dumps({**json.loads(made.read_text()), "note": "From another command."}))
+        return measured
+
+    with monkeypatch.context() as during:
+        during.setattr(reproduce, "_run_missing_and_read_metrics", while_another_command_records)
+        reproduced("x-table1", "--only", "fedavg", "--record", "--quiet", *changed)
+    assert json.loads(made.read_text())["note"].startswith("From another command. Run on")
     reproduced("x-table1", "--only", "fedavg", "--seeds", "1", "--record", code=2)
     assert "invalid --seeds = 1 (expected 2, as in the record" in capsys.readouterr().err
 

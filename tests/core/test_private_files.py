@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -53,3 +55,19 @@ def test_ignores_unsyncable_folder_but_not_disk_errors(
     with pytest.raises(OSError, match=os.strerror(errno.EIO)) if fails else nullcontext():
         private_files.replace_file(tmp_path / "file", b"content", sync=True)
     assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_a_folder_is_changed_by_one_process_at_a_time(tmp_path: Path) -> None:
+    """Each adds 1 to a number in a file 50 times; a lost addition would show."""
+    program = (
+        "import sys; from pathlib import Path; from fedstill.core.private_files import alone_in\n"
+        "file = Path(sys.argv[1])\n"
+        "for _ in range(50):\n"
+        "    with alone_in(file.parent): file.write_text(str(int(file.read_text()) + 1))\n"
+    )
+    (tmp_path / "number").write_text("0")
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "number")]) for _ in range(3)
+    ]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert (tmp_path / "number").read_text() == "150"
