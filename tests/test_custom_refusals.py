@@ -40,10 +40,10 @@ def lab(lab: Lab) -> Lab:
         ("--split.power -1", "invalid split.power = -1.0 (expected 0 or more and up to 10)\n"),
         (
             "--student.model broken:8",
-            "invalid model = 'broken' (expected an importable object: broken:thing",
+            "invalid student.model = 'broken:8' (expected an importable object: broken:thing",
         ),
-        ("--student.model json:no", "invalid model = 'json:no' (expected a name in"),
-        ("--student.model convmixer:wide", "invalid model = 'convmixer:wide'"),
+        ("--student.model json:no", "invalid student.model = 'json:no' (expected a name in"),
+        ("--student.model convmixer:wide", "invalid student.model = 'convmixer:wide'"),
         (
             "--method.name fedkd --public.name held-out --method.ensemble broken",
             f"method.ensemble {NOT_IMPORTED}",

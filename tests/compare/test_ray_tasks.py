@@ -105,8 +105,8 @@ def test_folder_in_use_stops_the_comparison(tmp_path: Path) -> None:
 
 
 def _wait_for_interrupt(folder: Path, number: int, start: Callable[[str], None]) -> RunOutcome:
-    start("run")
     try:
+        start("run")  # the comparison may stop before this returns
         for _ in range(int(PATIENCE / 0.05)):
             time.sleep(0.05)  # an interrupt comes between two calls
     except KeyboardInterrupt:

@@ -816,11 +816,11 @@ def test_security_events_hold_no_private_values(tmp_path: Path) -> None:
 
 
 def test_refusals_come_from_admission() -> None:
-    """Other modules stop computations: limits, students that a node does not build, training without noise,
-    messages of secure aggregation."""
+    """Other modules stop computations: limits, students that a node does not build, training without noise or
+    with a term that has read records, messages of secure aggregation."""
     folder = Path(admission.__file__).parent
     raising = {path.stem for path in folder.glob("*.py") if "raise QueryRefused(" in path.read_text()}
-    elsewhere = {"given_examples", "limits", "model_setup", "node_group", "run_mechanism"}
+    elsewhere = {"dp_training", "given_examples", "limits", "model_setup", "node_group", "run_mechanism"}
     assert raising == {"admission", "secure_aggregation"} | elsewhere
 
 
