@@ -5,9 +5,9 @@ python benchmarks/lines.py [TREE]
 
 from __future__ import annotations
 
+import argparse
 import ast
 import io
-import sys
 import tokenize
 from collections import defaultdict
 from pathlib import Path
@@ -42,7 +42,9 @@ def counted(source: str) -> tuple[int, int]:
 
 def main() -> None:
     """Print a table of the package and the tests."""
-    tree = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tree", nargs="?", default=".", type=Path)
+    tree = parser.parse_args().tree
     for top in ("fedstill", "tests"):
         packages: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
         longest = (0, "")

@@ -10,6 +10,7 @@ images, and public images without use of their labels. The result is a student o
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
 import shlex
@@ -37,7 +38,12 @@ PATIENCE = 60.0  # seconds until all nodes must have joined
 
 def main() -> None:
     """Set up the federation, run FedKD, and stop all processes."""
-    home = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/hospitals").resolve()
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("folder", nargs="?", default="runs/hospitals")
+    parser.add_argument("port", nargs="?", default="8002")
+    given = parser.parse_args()
+    home, port = Path(given.folder).resolve(), given.port
     if home.exists():
         sys.exit(f"{home} exists: choose another folder")
     university = home / "university"
@@ -46,7 +52,6 @@ def main() -> None:
     bring_data(home)
 
     say("The university creates a federation and gives each hospital its startup kit.")
-    port = sys.argv[2] if len(sys.argv) > 2 else "8002"
     parties = ["--host", "localhost", "--port", port, "--nodes", *HOSPITALS]
     fedstill(university, "server", "init", "federation", *parties)
     (university / "federation" / "server.toml").write_text('data = [".."]\n')  # where runs may read test data

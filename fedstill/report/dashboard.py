@@ -110,7 +110,7 @@ def render_server_page(server: ServerStatus, nonce: str) -> str:
         Section("Runs", "The newest first.", table=_runs_table(runs), empty="No runs yet."),
     ]
     return live_page.render_live_page(
-        server.address, f"fedstill \u00b7 server of {server.name}", lead, [], sections, nonce
+        server.address, f"fedstill \u00b7 server of the federation {server.name}", lead, [], sections, nonce
     )
 
 
