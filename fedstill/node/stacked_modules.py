@@ -72,8 +72,11 @@ class StackedModules:
 
         parameters = _submodule_tensors(self._parameters, prefix, count)
         buffers = _submodule_tensors(self._buffers, prefix, count)
+        # Public inputs are the same for all modules, and are not copied.
+        is_shared = x.stride(0) == 0 and not (x.requires_grad and torch.is_grad_enabled())
+        x, dim = (x[0], None) if is_shared else (x.contiguous(), 0)
         with _cast_batch_norm_inputs_to_float32(base, x.device):
-            stacked: torch.Tensor = vmap(call_one)(parameters, buffers, x.contiguous())
+            stacked: torch.Tensor = vmap(call_one, in_dims=(0, 0, dim))(parameters, buffers, x)
         return stacked.float()
 
     def trainable_parameters(self, count: int) -> dict[str, torch.Tensor]:

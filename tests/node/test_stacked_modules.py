@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.stacked_modules import StackedModules
@@ -40,6 +41,29 @@ def test_stacked_outputs_gradients_and_buffers_match_modules(name: str, training
             close(outputs[row], expected)
             close(grad[row], torch.autograd.grad(expected.square().sum(), mine)[0])
     same_state(modules, alone)  # including running statistics of batch norm
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", [*NETWORKS, "batch norm first"])
+def test_inputs_that_all_modules_share_match_copies(name: str, training: bool) -> None:
+    if name == "batch norm first":
+        modules = [nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 3)) for _ in range(G)]
+        for index, module in enumerate(modules):
+            module[0].running_mean += index  # type: ignore[operator]
+    else:
+        modules = networks(name)
+    alone = copy.deepcopy(modules)
+    stacked = StackedModules(modules)
+    stacked.train(training)
+    shared = random(B, 1, 8, 8).expand(G, B, 1, 8, 8)
+    outputs = stacked(shared)
+    close(outputs, torch.stack([module.train(training)(shared[0]) for module in alone]))
+    same_state(modules, alone)
+    leaf = shared.detach().requires_grad_()  # each row has a gradient of its own
+    (grad,) = torch.autograd.grad(stacked(leaf).square().sum(), leaf)
+    copies = shared.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(stacked(copies).square().sum(), copies)
+    close(grad, expected)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
